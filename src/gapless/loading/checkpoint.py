@@ -44,8 +44,9 @@ class TensorInfo:
 class Checkpoint:
     """A model's tensors and metadata, from one GGUF file or set, or from one Hugging Face folder.
 
-    `metadata` holds GGUF's key-values (plain Python values, numpy arrays, StringArray) or the parsed config.json.
-    `directory` is the folder to look for tokenizer files in (HF only). Use as a context manager, or call `close`.
+    `metadata` holds GGUF's key-values (plain Python values, numpy arrays, StringArray) or the parsed
+    config.json. `directory` is the folder to look for tokenizer files in (HF only). Use as a context manager,
+    or call `close`.
     """
 
     path: Path

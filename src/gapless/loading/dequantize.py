@@ -61,7 +61,7 @@ def _bits(packed: Bytes) -> Bytes:
 
 
 def _fields(packed: Bytes, width: int) -> Bytes:
-    """[num_blocks, m, n] bytes to [num_blocks, m, 8 // width, n]: one row for each bit field, lowest first."""
+    """[num_blocks, m, n] bytes to [num_blocks, m, 8 // width, n]: a row for each bit field, lowest first."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (packed[:, :, None, :] >> shifts) & np.uint8((1 << width) - 1)
 

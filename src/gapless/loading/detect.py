@@ -17,7 +17,7 @@ _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file (any part of a split one) or a Hugging Face folder. Reads headers; weights stay on disk.
+    """Open a GGUF file (any part of a split one) or a Hugging Face folder. Reads headers, not weights.
 
     Raises LoadError if something is missing or unreadable, FormatError if a file is malformed, and
     UnsupportedModelError if it is well-formed but of a kind that Gapless does not read.
@@ -32,14 +32,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     file.close()
     if path.suffix == ".safetensors":
         raise UnsupportedModelError(
-            f"{path} is one file of a Hugging Face model. Give its folder instead ({path.parent}), with config.json."
+            f"{path} is one file of a Hugging Face model. Give its folder, with config.json ({path.parent})."
         )
     if start in _OLD_GGML:
         raise UnsupportedModelError(f"{path} is in a format from before GGUF. Get or convert a GGUF file.")
     if start.startswith(_PICKLES):
         raise UnsupportedModelError(
-            f"{path} holds pickled weights, which can run code when loaded and are not read. Give a GGUF file or a "
-            "Hugging Face folder with safetensors files."
+            f"{path} holds pickled weights, which can run code when loaded and are not read. Give a GGUF "
+            "file or a Hugging Face folder with safetensors files."
         )
     raise FormatError(
         f"{path} is not a model: it begins with {start!r}. Give a GGUF file or a Hugging Face folder with "

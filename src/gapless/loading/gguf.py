@@ -74,8 +74,8 @@ class GgufFile:
 def parse_gguf(data: memoryview, name: str, shard: int = 0) -> GgufFile:
     """Read the header of a GGUF file that is in memory or mapped.
 
-    `name` is what errors call the file. FormatError, or UnsupportedModelError for versions and tensor types that
-    Gapless does not read.
+    `name` is what errors call the file. FormatError, or UnsupportedModelError for versions and tensor types
+    that Gapless does not read.
     """
     reader = _Reader(data, name)
     version = _read_version(reader)
@@ -105,7 +105,7 @@ class _Reader:
     def advance(self, num_bytes: int, what: str) -> int:
         """Step over `num_bytes` and return where they begin."""
         if num_bytes > self.remaining:
-            raise self.error(f"{what} needs {num_bytes} bytes, {self.remaining} remain; the file is cut off or corrupt")
+            raise self.error(f"{what} needs {num_bytes} bytes, {self.remaining} remain; the file is cut off")
         start = self.position
         self.position += num_bytes
         return start
@@ -155,7 +155,7 @@ def _read_version(reader: _Reader) -> int:
         return version
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
     if swapped in (1, 2, 3):
-        raise UnsupportedModelError(f"{reader.name} is a big-endian GGUF file. Get or convert a little-endian one.")
+        raise UnsupportedModelError(f"{reader.name} is a big-endian GGUF file. Get a little-endian one.")
     if version == 1 or 3 < version < 1000:
         raise UnsupportedModelError(
             f"{reader.name} is GGUF version {version}; Gapless reads 2 and 3. Convert the model again."
@@ -262,7 +262,9 @@ def _read_tensor(reader: _Reader, index: int, alignment: int, shard: int) -> Ten
     name = reader.identifier(f"the name of tensor {index}")
     num_dimensions = reader.u32(f"the number of dimensions of {name!r}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise reader.error(f"tensor {name!r} has {num_dimensions} dimensions, allowed are 1 to {MAX_DIMENSIONS}")
+        raise reader.error(
+            f"tensor {name!r} has {num_dimensions} dimensions, it must be 1 to {MAX_DIMENSIONS}"
+        )
     dimensions = [reader.u64(f"dimension {i} of {name!r}") for i in range(num_dimensions)]
     num_values = 1
     for dimension in dimensions:
@@ -274,8 +276,8 @@ def _read_tensor(reader: _Reader, index: int, alignment: int, shard: int) -> Ten
     kind = _tensor_type(reader, name)
     if dimensions[0] % kind.block_size:
         raise reader.error(
-            f"tensor {name!r} has rows of {dimensions[0]} values, no multiple of the {kind.block_size} in a block "
-            f"of {kind.name}"
+            f"tensor {name!r} has rows of {dimensions[0]} values, no multiple of the {kind.block_size} in a "
+            f"block of {kind.name}"
         )
     offset = reader.u64(f"the offset of {name!r}")
     if offset % alignment:
@@ -289,7 +291,7 @@ def _tensor_type(reader: _Reader, name: str) -> TensorType:
         return _TYPES[number]
     if number in _UNSUPPORTED_TYPES:
         raise UnsupportedModelError(
-            f"{reader.name}: tensor {name!r} is stored as {_UNSUPPORTED_TYPES[number]}, which Gapless does not read. "
-            "Get the model in another quantization, such as Q4_K_M or Q8_0."
+            f"{reader.name}: tensor {name!r} is stored as {_UNSUPPORTED_TYPES[number]}, which Gapless does "
+            "not read. Get the model in another quantization, such as Q4_K_M or Q8_0."
         )
     raise reader.error(f"tensor {name!r} has unknown type {number}")

@@ -45,8 +45,8 @@ def _shard_paths(path: Path, opened: GgufFile) -> list[Path]:
     if missing:
         listed = ", ".join(missing[:_NUM_NAMED]) + (" …" if len(missing) > _NUM_NAMED else "")
         raise LoadError(
-            f"{path} is part of a set of {count} files of which {len(missing)} are missing in {path.parent}: {listed}. "
-            "Put all parts into one folder."
+            f"{path} is part of a set of {count} files of which {len(missing)} are missing in {path.parent}: "
+            f"{listed}. Put all parts into one folder."
         )
     return [path.with_name(name) for name in names]
 
@@ -57,7 +57,8 @@ def _join(paths: list[Path], shards: list[GgufFile]) -> dict[str, TensorInfo]:
         said = (shard.metadata.get("split.no"), shard.metadata.get("split.count"))
         if said != (number, len(shards)):
             raise FormatError(
-                f"{path} has split.no {said[0]} and split.count {said[1]}, its name says {number} and {len(shards)}"
+                f"{path} has split.no {said[0]} and split.count {said[1]}, its name says {number} and "
+                f"{len(shards)}"
             )
         for name, info in shard.tensors.items():
             if name in tensors:

@@ -23,7 +23,7 @@ _NUM_NAMED = 5  # how many missing files an error lists
 def open_hf_folder(directory: Path) -> Checkpoint:
     """Read the folder's configuration and the headers of its weight files.
 
-    LoadError for what is missing, FormatError for what is malformed, UnsupportedModelError for pickled weights.
+    LoadError for what is missing, FormatError for what is malformed, UnsupportedModelError for pickles.
     """
     if not exists(directory / _CONFIG):
         raise LoadError(f"{directory} has no {_CONFIG}.{_hint(directory)}")
@@ -59,11 +59,11 @@ def _open_weights(directory: Path) -> tuple[list[MappedFile], dict[str, TensorIn
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
     if pickles:
         raise UnsupportedModelError(
-            f"{directory} has only pickled weights ({pickles[0]}), which can run code when loaded and are not read. "
-            "Convert them once with transformers: AutoModelForCausalLM.from_pretrained(folder)"
+            f"{directory} has only pickled weights ({pickles[0]}), which can run code when loaded and are "
+            "not read. Convert them once with transformers: AutoModelForCausalLM.from_pretrained(folder)"
             ".save_pretrained(new_folder, safe_serialization=True)."
         )
-    raise LoadError(f"{directory} has neither {_WEIGHTS} nor {_INDEX}. The download is not complete; fetch it again.")
+    raise LoadError(f"{directory} has neither {_WEIGHTS} nor {_INDEX}. Fetch the rest of the model.")
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -77,16 +77,21 @@ def _read_index(path: Path) -> dict[str, str]:
         parts = PurePosixPath(file_name)
         # Not resolved: in the cache of huggingface_hub the files are links out of the folder.
         if parts.is_absolute() or not parts.parts or ".." in parts.parts or set("\\:\0") & set(file_name):
-            raise FormatError(f"{path}: weight_map names {file_name!r:.100}, which is not a file inside the folder")
+            raise FormatError(f"{path}: weight_map names {file_name!r:.100}, which is not inside the folder")
     return weight_map
 
 
-def _open_shards(directory: Path, weight_map: dict[str, str]) -> tuple[list[MappedFile], dict[str, TensorInfo]]:
+def _open_shards(
+    directory: Path, weight_map: dict[str, str]
+) -> tuple[list[MappedFile], dict[str, TensorInfo]]:
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not exists(directory / name)]
     if missing:
-        listed = ", ".join(f"{name!r:.100}" for name in missing[:_NUM_NAMED]) + (" …" if len(missing) > _NUM_NAMED else "")
-        raise LoadError(f"{directory} lacks {len(missing)} of {len(names)} weight files: {listed}. Fetch them again.")
+        listed = ", ".join(f"{name!r:.100}" for name in missing[:_NUM_NAMED])
+        more = " …" if len(missing) > _NUM_NAMED else ""
+        raise LoadError(
+            f"{directory} lacks {len(missing)} of {len(names)} weight files: {listed}{more}. Fetch it again."
+        )
     files = [MappedFile(directory / name) for name in names]
     found = [parse_safetensors(file.data, str(file.path), shard) for shard, file in enumerate(files)]
     shard_of = {name: shard for shard, name in enumerate(names)}

@@ -15,7 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class MappedFile:
-    """A read-only mapping of a whole file. Views of it stay valid after `close`, which only drops our own hold."""
+    """A read-only mapping of a whole file. Views of it stay valid after `close`, which drops our own hold."""
 
     def __init__(self, path: Path) -> None:
         """Map `path`. LoadError if it cannot be read or is no regular file; FormatError if it is empty."""

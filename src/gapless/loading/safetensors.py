@@ -1,7 +1,7 @@
 """Reads the header of one safetensors file: where its tensors are.
 
-A file is a u64 length (little-endian), that many bytes of JSON, then the data. The file is not trusted: whatever
-is wrong raises FormatError, one message for each way of being wrong.
+A file is a u64 length (little-endian), that many bytes of JSON, then the data. The file is not trusted:
+whatever is wrong raises FormatError, one message for each way of being wrong.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -22,7 +22,7 @@ _MAX_DIMENSIONS = 32
 _TYPES = {kind.name: kind for kind in TensorType if kind.block_size == 1}
 _UNSUPPORTED_TYPES = frozenset(
     {
-        "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64", "C128",
+        "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64",
     }
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ def parse_safetensors(data: memoryview, name: str, shard: int = 0) -> dict[str, 
         raise FormatError(f"{name}: a header of {header_bytes} bytes, at most {MAX_JSON_BYTES} are accepted")
     base = _LENGTH_BYTES + header_bytes
     if base > len(data):
-        raise FormatError(f"{name}: the header of {header_bytes} bytes is longer than the file of {len(data)} bytes")
+        raise FormatError(f"{name}: a header of {header_bytes} bytes, longer than the file of {len(data)}")
     header = parse_json_object(bytes(data[_LENGTH_BYTES:base]), f"the header of {name}")
     _check_metadata(header.pop(_METADATA, {}), name)
     tensors = {key: _tensor(key, entry, base, name, shard) for key, entry in header.items()}
@@ -44,7 +44,8 @@ def parse_safetensors(data: memoryview, name: str, shard: int = 0) -> dict[str, 
     end = base
     for info in ordered:
         if info.nbytes and info.offset != end:
-            raise FormatError(f"{name}: {info.offset - end} bytes in front of tensor {info.name!r} belong to no tensor")
+            gap = info.offset - end
+            raise FormatError(f"{name}: {gap} bytes in front of tensor {info.name!r} belong to no tensor")
         end += info.nbytes
     if end != len(data):
         raise FormatError(f"{name}: {len(data) - end} bytes at the end belong to no tensor")
@@ -63,14 +64,17 @@ def _tensor(key: str, entry: Any, base: int, name: str, shard: int) -> TensorInf
     kind = _tensor_type(entry["dtype"], place)
     shape, num_values = _shape(entry["shape"], place)
     offsets = entry["data_offsets"]
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
+    if not isinstance(offsets, list) or [type(offset) for offset in offsets] != [int, int]:
         raise FormatError(f"{place} has data_offsets {offsets!r:.100}, they must be two integers")
     begin, end = offsets
     if not 0 <= begin <= end:
         raise FormatError(f"{place} has data_offsets {offsets}, they must be two ascending integers from 0")
     nbytes = kind.nbytes(num_values)
     if end - begin != nbytes:
-        raise FormatError(f"{place} of {kind.name} {list(shape)} needs {nbytes} bytes, data_offsets span {end - begin}")
+        span = end - begin
+        raise FormatError(
+            f"{place} of {kind.name} {list(shape)} has {nbytes} bytes, data_offsets span {span}"
+        )
     return TensorInfo(key, kind, shape, nbytes, base + begin, shard)
 
 
@@ -78,7 +82,9 @@ def _tensor_type(dtype: Any, place: str) -> TensorType:
     if not isinstance(dtype, str):
         raise FormatError(f"{place} has dtype {dtype!r:.100}, it must be a string")
     if dtype in _UNSUPPORTED_TYPES:
-        raise UnsupportedModelError(f"{place} is stored as {dtype}, which Gapless does not read. Get a BF16 checkpoint.")
+        raise UnsupportedModelError(
+            f"{place} is stored as {dtype}, which Gapless does not read. Get the model in BF16, F16 or F32."
+        )
     if dtype not in _TYPES:
         raise FormatError(f"{place} has unknown dtype {dtype!r:.100}")
     return _TYPES[dtype]

@@ -18,11 +18,13 @@ def check_spans(tensors: Iterable[TensorInfo], file_bytes: int, name: str) -> li
     for info in ordered:
         if info.offset + info.nbytes > file_bytes:
             raise FormatError(
-                f"{name}: tensor {info.name!r} ends at byte {info.offset + info.nbytes} of a file of {file_bytes} "
-                "bytes; the file is cut off or corrupt"
+                f"{name}: tensor {info.name!r} ends at byte {info.offset + info.nbytes}, the file has only "
+                f"{file_bytes}; it is cut off"
             )
         if previous is not None and info.nbytes and info.offset < end:
-            raise FormatError(f"{name}: tensors {previous.name!r} and {info.name!r} overlap at byte {info.offset}")
+            raise FormatError(
+                f"{name}: tensors {previous.name!r} and {info.name!r} overlap at byte {info.offset}"
+            )
         if info.nbytes:
             end, previous = info.offset + info.nbytes, info
     return ordered

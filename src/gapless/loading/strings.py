@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -19,7 +20,7 @@ class StringArray(Sequence[str]):
     """
 
     def __init__(self, data: memoryview, starts: npt.NDArray[np.int64]) -> None:
-        """`starts[i]` is where string i begins in `data`; one more entry stands where a next one would begin."""
+        """`starts[i]` is where string i begins in `data`; a last entry is where one more would begin."""
         self._data = data
         self._starts = starts
 
@@ -47,7 +48,7 @@ class StringArray(Sequence[str]):
         first, last = int(self._starts[0]), int(self._starts[-1])
         region = bytes(self._data[first:last])
         starts = (self._starts - first).tolist()
-        for start, following in zip(starts, starts[1:], strict=False):
+        for start, following in pairwise(starts):
             yield region[start : following - LENGTH_BYTES].decode("utf-8", "surrogateescape")
 
     def __repr__(self) -> str:
