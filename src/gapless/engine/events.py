@@ -1,0 +1,49 @@
+"""What happens to a request, as typed values. Times are `time.perf_counter` seconds."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+TopLogprobs: TypeAlias = "list[tuple[int, float]]"  # (token id, log-probability), most likely first
+
+
+class FinishReason(Enum):
+    """How a sequence ended. `value` is what results report."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenEvent(NamedTuple):
+    """A new token. `logprob` is None unless asked for; `rank` 1 is the most likely token."""
+
+    index: int  # which choice
+    token_id: int
+    logprob: float | None
+    rank: int
+    top: TopLogprobs
+    time_s: float
+
+
+class PromptLogprobsEvent(NamedTuple):
+    """The log-probability of prompt token `position` (1 is the second)."""
+
+    position: int
+    logprob: float
+    rank: int
+    top: TopLogprobs
+
+
+class FinishEvent(NamedTuple):
+    """The one terminal event of choice `index`; `message` explains an error."""
+
+    index: int
+    reason: FinishReason
+    time_s: float
+    message: str = ""
+
+
+RequestEvent: TypeAlias = "TokenEvent | PromptLogprobsEvent | FinishEvent"

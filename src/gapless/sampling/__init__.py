@@ -1,0 +1,6 @@
+"""What a user asks of a generation and what comes back: parameters and results, plain data without an engine."""
+
+from gapless.sampling.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
+from gapless.sampling.params import SamplingParams
+
+__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamChunk"]

@@ -1,0 +1,77 @@
+"""What a generation gives back, with vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One token's natural-log probability after the sampling penalties, and its rank (1 is the most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+LogprobsOfPosition = dict[int, Logprob]  # token id -> its probability; always holds the chosen token
+
+
+@dataclass
+class CompletionOutput:
+    """One choice. `token_ids` includes the token that ended it; `text` does not."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobsOfPosition] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    """"stop", "length", "abort" or "error"; None while it goes on."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended it; None for the model's own end token."""
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds. A time is None until it is known."""
+
+    arrival_s: float
+    """By `time.perf_counter`."""
+    num_prompt_tokens: int
+    queue_s: float | None = None
+    """From arrival to the slot."""
+    ttft_s: float | None = None
+    """From arrival to the first new token."""
+    e2e_s: float | None = None
+    """From arrival to the last new token."""
+    num_output_tokens: int = 0
+    """Of all choices together."""
+
+    tpot_s: float | None = None
+    """(E2E - TTFT) / (tokens - 1) of the longest choice."""
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its choices."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobsOfPosition | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True)
+class StreamChunk:
+    """What one choice gained: `text` may be empty while a character or a stop string is incomplete."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[LogprobsOfPosition, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None

@@ -1,0 +1,142 @@
+"""A scripted executor: the native one's contract in plain Python, one token per slot and `wait`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK_SIZE = 16
+
+
+def next_of_prompt(token_ids: list[int], num_prompt: int) -> int:
+    """The default script: token i of the output is the prompt's token i, round and round."""
+    return token_ids[(len(token_ids) - num_prompt) % num_prompt]
+
+
+def make_sampling(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**fields)
+
+
+@dataclass
+class Slot:
+    sequence_id: int
+    token_ids: list[int]
+    num_prompt: int
+    blocks: list[int]
+    sampling: Any
+    waits_for_blocks: bool = False
+
+
+@dataclass
+class FakeExecutor:
+    num_blocks: int = 64
+    max_num_seqs: int = 4
+    max_seq_len: int = 256
+    script: Callable[[list[int], int], int] = next_of_prompt
+    stalled: bool = False  # steps stand still while set
+    slots: dict[int, Slot] = field(default_factory=dict)
+    admissions: list[tuple[int, int]] = field(default_factory=list)  # (slot, sequence id)
+    num_extends: int = 0
+    block_size: int = BLOCK_SIZE
+    kv_bytes: int = 0
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition()
+        self._events: list[tuple[Any, ...]] = []
+        self._closed = False
+
+    def admit(self, slot: int, sequence_id: int, token_ids: Any, blocks: Any, sampling: Any, num_cached: int = 0) -> None:
+        with self._changed:
+            assert slot not in self.slots, "slot taken twice"
+            assert 0 <= slot < self.max_num_seqs
+            ids = [int(token_id) for token_id in token_ids]
+            assert ids and len(ids) + sampling.max_tokens <= self.max_seq_len
+            self.slots[slot] = Slot(sequence_id, ids, len(ids), [], sampling)
+            self._take_blocks(self.slots[slot], blocks)
+            self.admissions.append((slot, sequence_id))
+            self._changed.notify()
+
+    def extend(self, slot: int, sequence_id: int, blocks: Any) -> None:
+        with self._changed:
+            self.num_extends += 1
+            entry = self.slots.get(slot)
+            if entry is not None and entry.sequence_id == sequence_id:
+                self._take_blocks(entry, blocks)
+            self._changed.notify()
+
+    def cancel(self, slot: int, sequence_id: int) -> None:
+        with self._changed:
+            entry = self.slots.get(slot)
+            if entry is not None and entry.sequence_id == sequence_id:
+                del self.slots[slot]
+                self._events.append(("finished", sequence_id, "abort"))
+            self._changed.notify()
+
+    def fail(self, message: str) -> None:
+        with self._changed:
+            self._events.append(("failed", message))
+            self._changed.notify()
+
+    def resume(self) -> None:
+        with self._changed:
+            self.stalled = False
+            self._changed.notify()
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, ...]]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._closed or self._has_work(), timeout_s)
+            if not self.stalled:
+                for slot in list(self.slots):
+                    self._step(slot)
+            events, self._events = self._events, []
+            return events
+
+    def stats(self) -> dict[str, float]:
+        return {"steps": 0.0}
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self.slots.clear()
+            self._changed.notify()
+
+    def _has_work(self) -> bool:
+        return not self.stalled and any(not slot.waits_for_blocks for slot in self.slots.values())
+
+    def _take_blocks(self, entry: Slot, blocks: Any) -> None:
+        held = {block for slot in self.slots.values() for block in slot.blocks}
+        for block in blocks:
+            assert 0 <= block < self.num_blocks and int(block) not in held, f"block {block} given twice"
+            held.add(int(block))
+            entry.blocks.append(int(block))
+        entry.waits_for_blocks = False
+
+    def _step(self, slot: int) -> None:
+        entry = self.slots[slot]
+        missing = -(-len(entry.token_ids) // BLOCK_SIZE) - len(entry.blocks)
+        if missing > 0:
+            if not entry.waits_for_blocks:
+                entry.waits_for_blocks = True
+                self._events.append(("blocks_low", entry.sequence_id, missing))
+            return
+        sampling, first = entry.sampling, len(entry.token_ids) == entry.num_prompt
+        if first and sampling.num_prompt_logprobs >= 0:
+            for position in range(1, entry.num_prompt):
+                self._events.append(("prompt_logprobs", entry.sequence_id, position, -0.5, 1, [(7, -0.5)]))
+        token_id = self.script(entry.token_ids, entry.num_prompt)
+        entry.token_ids.append(token_id)
+        logprob = -0.25 if sampling.num_logprobs >= 0 else None
+        top = [(token_id, -0.25), (3, -2.0)][: max(0, sampling.num_logprobs)]
+        self._events.append(("token", entry.sequence_id, token_id, logprob, 1, top))
+        reason = None
+        if token_id in sampling.stop_token_ids:
+            reason = "stop"
+        elif len(entry.token_ids) - entry.num_prompt >= sampling.max_tokens:
+            reason = "length"
+        if reason is not None:
+            del self.slots[slot]
+            self._events.append(("finished", entry.sequence_id, reason))
