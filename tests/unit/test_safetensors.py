@@ -1,4 +1,4 @@
-"""Safetensors files and Hugging Face folders: what is read, and a typed error for each way of being malformed."""
+"""Safetensors files and Hugging Face folders: what is read, and what is refused how."""
 
 from __future__ import annotations
 

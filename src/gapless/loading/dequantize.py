@@ -63,11 +63,19 @@ def _bits(packed: Bytes) -> Bytes:
 def _fields(packed: Bytes, width: int) -> Bytes:
     """[num_blocks, m, n] bytes to [num_blocks, m, 8 // width, n]: a row for each bit field, lowest first."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    return (packed[:, :, None, :] >> shifts) & np.uint8((1 << width) - 1)
+    fields: Bytes = np.bitwise_and(packed[:, :, None, :] >> shifts, np.uint8((1 << width) - 1))
+    return fields
+
+
+def _with_high_bits(low: Bytes, high: Bytes, position: int) -> Bytes:
+    """Values whose bits from `position` upwards are `high`."""
+    joined: Bytes = np.bitwise_or(low, np.left_shift(high, np.uint8(position)))
+    return joined
 
 
 def _signed(values: Bytes, zero: int) -> npt.NDArray[np.int8]:
-    return values.astype(np.int8) - np.int8(zero)
+    signed: npt.NDArray[np.int8] = values.astype(np.int8) - np.int8(zero)
+    return signed
 
 
 def _f32(blocks: Bytes) -> _Array:
@@ -95,12 +103,12 @@ def _q4_1(blocks: Bytes) -> _Array:
 
 
 def _q5_0(blocks: Bytes) -> _Array:
-    quants = _nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
+    quants = _with_high_bits(_nibbles(blocks[:, 6:]), _bits(blocks[:, 2:6]), 4)
     return _half(blocks[:, :2]) * _signed(quants, 16).astype(np.float32)
 
 
 def _q5_1(blocks: Bytes) -> _Array:
-    quants = _nibbles(blocks[:, 8:]) | (_bits(blocks[:, 4:8]) << 4)
+    quants = _with_high_bits(_nibbles(blocks[:, 8:]), _bits(blocks[:, 4:8]), 4)
     return _half(blocks[:, :2]) * quants.astype(np.float32) + _half(blocks[:, 2:4])
 
 
@@ -118,7 +126,7 @@ def _q3_k(blocks: Bytes) -> _Array:
     packed = blocks[:, 96:108]
     low = _nibbles(packed[:, :8])
     high = _fields(packed[:, None, 8:], 2).reshape(-1, 16)
-    scale = _half(blocks[:, 108:]) * _signed(low | (high << 4), 32).astype(np.float32)
+    scale = _half(blocks[:, 108:]) * _signed(_with_high_bits(low, high, 4), 32).astype(np.float32)
     low_bits = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     high_bit = _fields(blocks[:, None, :32], 1).reshape(-1, 16, 16) ^ 1
     quants = low_bits.astype(np.int8) - (high_bit << 2).astype(np.int8)
@@ -147,7 +155,7 @@ def _q4_k(blocks: Bytes) -> _Array:
 def _q5_k(blocks: Bytes) -> _Array:
     low = _fields(blocks[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
     high = _fields(blocks[:, None, 16:48], 1).reshape(-1, 8, 32)
-    return _scaled_k(blocks, low | (high << 4))
+    return _scaled_k(blocks, _with_high_bits(low, high, 4))
 
 
 def _q6_k(blocks: Bytes) -> _Array:
@@ -155,7 +163,7 @@ def _q6_k(blocks: Bytes) -> _Array:
     scale = _half(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     low = _fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    quants = _signed(low | (high << 4), 32)
+    quants = _signed(_with_high_bits(low, high, 4), 32)
     return (scale[:, :, None] * quants.astype(np.float32)).reshape(-1, 256)
 
 
@@ -167,7 +175,7 @@ def _iq4_xs(blocks: Bytes) -> _Array:
     # scale, 8 high bit pairs of the group scales, their 8 low nibbles, 8 groups of 16 bytes
     low = _fields(blocks[:, 4:8, None], 4).reshape(-1, 8)
     high = _fields(blocks[:, 2:4, None], 2).reshape(-1, 8)
-    scale = _half(blocks[:, :2]) * _signed(low | (high << 4), 32).astype(np.float32)
+    scale = _half(blocks[:, :2]) * _signed(_with_high_bits(low, high, 4), 32).astype(np.float32)
     levels = _IQ4_LEVELS[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
     return (scale[:, :, None] * levels).reshape(-1, 256)
 
