@@ -121,6 +121,7 @@ GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y) { return {_mm512_add_ps(x.v, y.v)}
 GAPLESS_INLINE F32x16 sub(F32x16 x, F32x16 y) { return {_mm512_sub_ps(x.v, y.v)}; }
 GAPLESS_INLINE F32x16 mul(F32x16 x, F32x16 y) { return {_mm512_mul_ps(x.v, y.v)}; }
 GAPLESS_INLINE F32x16 div(F32x16 x, F32x16 y) { return {_mm512_div_ps(x.v, y.v)}; }
+// x > y ? x : y on every ISA: a NaN on either side gives y. Likewise min.
 GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) { return {_mm512_max_ps(x.v, y.v)}; }
 GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) { return {_mm512_min_ps(x.v, y.v)}; }
 // x * y + z in one rounding
@@ -205,8 +206,10 @@ GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y) { return {vaddq_f32(x.a, y.a), vad
 GAPLESS_INLINE F32x16 sub(F32x16 x, F32x16 y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b), vsubq_f32(x.c, y.c), vsubq_f32(x.d, y.d)}; }
 GAPLESS_INLINE F32x16 mul(F32x16 x, F32x16 y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)}; }
 GAPLESS_INLINE F32x16 div(F32x16 x, F32x16 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b), vmaxq_f32(x.c, y.c), vmaxq_f32(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b), vminq_f32(x.c, y.c), vminq_f32(x.d, y.d)}; }
+GAPLESS_INLINE float32x4_t max4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+GAPLESS_INLINE float32x4_t min4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) { return {max4(x.a, y.a), max4(x.b, y.b), max4(x.c, y.c), max4(x.d, y.d)}; }
+GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) { return {min4(x.a, y.a), min4(x.b, y.b), min4(x.c, y.c), min4(x.d, y.d)}; }
 GAPLESS_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
   return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
 }
@@ -249,20 +252,43 @@ GAPLESS_INLINE void to_array(float* out, F32x16 x) { std::memcpy(out, x.v, 64); 
 GAPLESS_INLINE F32x16 zero() { return set1(0.0f); }
 
 // Sum and maximum of the lanes, in one fixed tree on every ISA: halves are folded onto each other.
+#if defined(GAPLESS_ISA_AVX512) || defined(GAPLESS_ISA_AVX2)
+#if defined(GAPLESS_ISA_AVX512)
+GAPLESS_INLINE __m256 low_half(F32x16 x) { return _mm512_castps512_ps256(x.v); }
+GAPLESS_INLINE __m256 high_half(F32x16 x) { return _mm512_extractf32x8_ps(x.v, 1); }
+#else
+GAPLESS_INLINE __m256 low_half(F32x16 x) { return x.lo; }
+GAPLESS_INLINE __m256 high_half(F32x16 x) { return x.hi; }
+#endif
+GAPLESS_INLINE float reduce_add(F32x16 x) {
+  const __m256 v8 = _mm256_add_ps(low_half(x), high_half(x));
+  const __m128 v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+  const __m128 v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+  return _mm_cvtss_f32(_mm_add_ss(v2, _mm_shuffle_ps(v2, v2, 1)));
+}
+GAPLESS_INLINE float reduce_max(F32x16 x) {
+  const __m256 v8 = _mm256_max_ps(low_half(x), high_half(x));
+  const __m128 v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+  const __m128 v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+  return _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps(v2, v2, 1)));
+}
+#else
 GAPLESS_INLINE float reduce_add(F32x16 x) {
   float v[16];
   to_array(v, x);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
-  return v[0];
+  for (int i = 0; i < 8; ++i) v[i] += v[i + 8];
+  for (int i = 0; i < 4; ++i) v[i] += v[i + 4];
+  return (v[0] + v[2]) + (v[1] + v[3]);
 }
+GAPLESS_INLINE float larger(float x, float y) { return x > y ? x : y; }
 GAPLESS_INLINE float reduce_max(F32x16 x) {
   float v[16];
   to_array(v, x);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
-  return v[0];
+  for (int i = 0; i < 8; ++i) v[i] = larger(v[i], v[i + 8]);
+  for (int i = 0; i < 4; ++i) v[i] = larger(v[i], v[i + 4]);
+  return larger(larger(v[0], v[2]), larger(v[1], v[3]));
 }
+#endif
 
 // e^x by Cody-Waite reduction and a degree-6 Taylor polynomial: relative error below 2e-7. The argument
 // is clamped to [-87.33, 88], so a masked lane (-inf) gives 1.2e-38, not 0: callers that need an exact zero select it.

@@ -1,0 +1,230 @@
+// Compiled once per ISA; see elementwise.h for what each function promises.
+#include "ops/elementwise.h"
+
+#include "simd/math.h"
+
+namespace gapless::GAPLESS_ISA {
+namespace {
+
+// Sums of f(x) over a row: four accumulators hide the latency of the adds, in an order that only n decides.
+template <typename Vector, typename Scalar>
+GAPLESS_INLINE float sum_of(int n, Vector vector_term, Scalar scalar_term) {
+  F32x16 sums[4] = {zero(), zero(), zero(), zero()};
+  int i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int j = 0; j < 4; ++j) sums[j] = add(sums[j], vector_term(i + 16 * j));
+  for (; i + 16 <= n; i += 16) sums[0] = add(sums[0], vector_term(i));
+  float sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  for (; i < n; ++i) sum += scalar_term(i);
+  return sum;
+}
+
+// Visits a row sixteen elements at a time and its tail one at a time.
+template <typename Vector, typename Scalar>
+GAPLESS_INLINE void for_each(int n, Vector vector_op, Scalar scalar_op) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) vector_op(i);
+  for (; i < n; ++i) scalar_op(i);
+}
+
+GAPLESS_INLINE float inverse_rms(const float* x, int n, float eps) {
+  const float sum = sum_of(n, [=](int i) { return mul(load(x + i), load(x + i)); }, [=](int i) { return x[i] * x[i]; });
+  return 1.0f / std::sqrt(sum / float(n) + eps);
+}
+
+void rms_norm(const float* x, const float* weight, int width, float eps, float* out) {
+  const float factor = inverse_rms(x, width, eps);
+  const F32x16 factors = set1(factor);
+  for_each(
+      width, [=](int i) { store(out + i, mul(mul(load(x + i), factors), load(weight + i))); },
+      [=](int i) { out[i] = x[i] * factor * weight[i]; });
+}
+
+void rms_norm_add(const float* x, const float* weight, int width, float eps, float* out) {
+  const float factor = inverse_rms(x, width, eps);
+  const F32x16 factors = set1(factor);
+  for_each(
+      width, [=](int i) { store(out + i, add(load(out + i), mul(mul(load(x + i), factors), load(weight + i)))); },
+      [=](int i) { out[i] += x[i] * factor * weight[i]; });
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int width, float eps, float* out) {
+  const float mean = sum_of(width, [=](int i) { return load(x + i); }, [=](int i) { return x[i]; }) / float(width);
+  const F32x16 means = set1(mean);
+  const float squares = sum_of(
+      width,
+      [=](int i) {
+        const F32x16 centered = sub(load(x + i), means);
+        return mul(centered, centered);
+      },
+      [=](int i) { return (x[i] - mean) * (x[i] - mean); });
+  const float factor = 1.0f / std::sqrt(squares / float(width) + eps);
+  const F32x16 factors = set1(factor);
+  for_each(
+      width,
+      [=](int i) {
+        const F32x16 y = mul(mul(sub(load(x + i), means), factors), load(weight + i));
+        store(out + i, bias ? add(y, load(bias + i)) : y);
+      },
+      [=](int i) {
+        const float y = (x[i] - mean) * factor * weight[i];
+        out[i] = bias ? y + bias[i] : y;
+      });
+}
+
+void add_row(const float* x, int n, float* out) {
+  for_each(n, [=](int i) { store(out + i, add(load(out + i), load(x + i))); }, [=](int i) { out[i] += x[i]; });
+}
+
+void scale(float* x, int n, float factor) {
+  const F32x16 factors = set1(factor);
+  for_each(n, [=](int i) { store(x + i, mul(load(x + i), factors)); }, [=](int i) { x[i] *= factor; });
+}
+
+void softcap(float* x, int n, float cap) {
+  const F32x16 caps = set1(cap), inverse = set1(1.0f / cap);
+  const auto capped = [=](const float* p) { return mul(caps, tanh(mul(load(p), inverse))); };
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(x + i, capped(x + i));
+  if (i < n) {  // the tail goes through the same arithmetic
+    float padded[16] = {};
+    std::memcpy(padded, x + i, (n - i) * sizeof(float));
+    store(padded, capped(padded));
+    std::memcpy(x + i, padded, (n - i) * sizeof(float));
+  }
+}
+
+// A NaN loses every comparison, and `max` answers with its second operand then.
+float max_of(const float* x, int n) {
+  F32x16 best[4];
+  for (F32x16& b : best) b = set1(-INFINITY);
+  int i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int j = 0; j < 4; ++j) best[j] = max(load(x + i + 16 * j), best[j]);
+  for (; i + 16 <= n; i += 16) best[0] = max(load(x + i), best[0]);
+  float result = reduce_max(max(max(best[0], best[1]), max(best[2], best[3])));
+  for (; i < n; ++i)
+    if (x[i] > result) result = x[i];
+  return result;
+}
+
+float logsumexp(const float* x, int n) {
+  const float maximum = max_of(x, n);
+  if (!(std::fabs(maximum) < INFINITY)) return maximum;
+  // A vocabulary is long: chunks are summed in f32, their sums in double.
+  constexpr int chunk = 4096;
+  double sum = 0;
+  const F32x16 shift = set1(maximum);
+  const auto term = [=](const float* p) { return exp(sub(load(p), shift)); };
+  for (int begin = 0; begin < n; begin += chunk) {
+    const float* p = x + begin;
+    const int size = n - begin < chunk ? n - begin : chunk;
+    const int whole = size & ~15;
+    sum += sum_of(whole, [=](int i) { return term(p + i); }, [](int) { return 0.0f; });
+    if (whole < size) {
+      float padded[16], terms[16];
+      store(padded, zero());
+      std::memcpy(padded, p + whole, (size - whole) * sizeof(float));
+      store(terms, term(padded));
+      for (int i = 0; i < size - whole; ++i) sum += terms[i];
+    }
+  }
+  return maximum + float(std::log(sum));
+}
+
+int argmax(const float* x, int n) {
+  // One pass for the maximum of each chunk, then a search in the first chunk that has the greatest.
+  constexpr int chunk = 2048;
+  float best = -INFINITY;
+  int best_begin = 0;
+  for (int begin = 0; begin < n; begin += chunk) {
+    const float maximum = max_of(x + begin, n - begin < chunk ? n - begin : chunk);
+    if (maximum > best) {
+      best = maximum;
+      best_begin = begin;
+    }
+  }
+  if (best == -INFINITY) return 0;
+  int i = best_begin;
+  while (x[i] != best) ++i;
+  return i;
+}
+
+int count_above(const float* x, int n, float value) {
+  int count = 0;
+  for (int i = 0; i < n; ++i) count += x[i] > value;
+  return count;
+}
+
+int select_at_least(const float* x, int n, float threshold, int capacity, int32_t* indices) {
+  // Few elements pass in practice: whole chunks are dismissed by a comparison that the compiler vectorises.
+  constexpr int chunk = 64;
+  int count = 0;
+  for (int begin = 0; begin < n; begin += chunk) {
+    const int end = n - begin < chunk ? n : begin + chunk;
+    if (end - begin == chunk) {
+      int hits = 0;
+      for (int i = 0; i < chunk; ++i) hits |= x[begin + i] >= threshold;
+      if (!hits) continue;
+    }
+    for (int i = begin; i < end; ++i) {
+      if (!(x[i] >= threshold)) continue;
+      if (count < capacity) indices[count] = i;
+      ++count;
+    }
+  }
+  return count;
+}
+
+// Rope of one head in place: (a, b) = (x[i], x[i + half]) turns by the angle of dimension i.
+void rotate_head(float* x, int half, const float* cos, const float* sin) {
+  for_each(
+      half,
+      [=](int i) {
+        const F32x16 a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+        store(x + i, sub(mul(a, c), mul(b, s)));
+        store(x + half + i, add(mul(b, c), mul(a, s)));
+      },
+      [=](int i) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cos[i] - b * sin[i];
+        x[half + i] = b * cos[i] + a * sin[i];
+      });
+}
+
+// f16 overflow must not become infinity: a masked key's 0 x infinity would be NaN.
+GAPLESS_INLINE F32x16 saturate_f16(F32x16 x) { return min(max(x, set1(-65504.0f)), set1(65504.0f)); }
+
+void rope_and_cache(const RopeCacheArgs& args) {
+  const int dim = args.head_dim, half = args.rotary_dim / 2;
+  for (int h = 0; h < args.num_heads; ++h) {
+    float* q = args.qkv + args.q_column + h * dim;
+    if (args.q_norm) rms_norm(q, args.q_norm, dim, args.eps, q);
+    rotate_head(q, half, args.cos, args.sin);
+    scale(q, dim, args.q_scale);
+  }
+  for (int h = 0; h < args.num_kv_heads; ++h) {
+    float* k = args.qkv + args.k_column + h * dim;
+    if (args.k_norm) rms_norm(k, args.k_norm, dim, args.eps, k);
+    rotate_head(k, half, args.cos, args.sin);
+    uint16_t* keys = args.kv + kv_key_offset(args.block, h, args.num_kv_heads, dim) + args.block_offset;
+    for (int d = 0; d < dim; d += 16) {
+      uint16_t column[16];
+      store_f16(column, saturate_f16(load(k + d)));
+      for (int i = 0; i < 16; ++i) keys[(d + i) * kKvBlockTokens] = column[i];
+    }
+    const float* v = args.qkv + args.v_column + h * dim;
+    uint16_t* values = args.kv + kv_value_offset(args.block, h, args.num_kv_heads, dim) + args.block_offset * dim;
+    for (int d = 0; d < dim; d += 16) store_f16(values + d, saturate_f16(load(v + d)));
+  }
+}
+
+}  // namespace
+
+const ElementwiseKernels& elementwise_kernels() {
+  static constexpr ElementwiseKernels kernels = {rms_norm,  rms_norm_add, layer_norm, add_row,     scale,           softcap,
+                                                 logsumexp, argmax,       max_of,     count_above, select_at_least, rope_and_cache};
+  return kernels;
+}
+
+}  // namespace gapless::GAPLESS_ISA
