@@ -176,7 +176,7 @@ class Executor:
     def wait(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """Blocks (without the GIL) until there are events or the time is over. Events, in order:
 
-        ("token", sequence_id, token_id, logprob | None, rank, top: list[(token_id, logprob)])
+        ("token", sequence_id, token_id, logprob | None, rank | None, top: list[(token_id, logprob)])
         ("prompt_logprobs", sequence_id, position, logprob, rank, top)      for prompt token `position` (1...)
         ("finished", sequence_id, reason)       reason: "stop" | "length" | "abort" | "error"; the slot is free
         ("blocks_low", sequence_id, num_blocks) the slot needs that many more blocks to go on

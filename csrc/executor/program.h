@@ -1,0 +1,126 @@
+// A model as a flat list of ops over a planned activation arena. Built once, run every step for a ragged batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "executor/kv_cache.h"
+#include "executor/step.h"
+#include "ops/kernels.h"
+#include "platform/memory.h"
+#include "platform/thread_pool.h"
+
+namespace gapless {
+
+class Program;
+
+// What an op may touch while it runs.
+struct RunContext {
+  Program& program;
+  const Step& step;
+  const KVCache& cache;
+  ThreadPool& pool;
+  const Kernels& kernels;
+  int first_logit_row = 0;  // head ops run on step.logit_rows[first_logit_row ...)
+  int num_logit_rows = 0;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual void run(RunContext& context) const = 0;
+};
+
+enum class Domain : uint8_t { token, logit };
+
+// A planned buffer: row r of `row_bytes` bytes starts at arena offset + r * row_bytes.
+struct Buffer {
+  Domain domain;
+  int64_t row_bytes;
+  int64_t offset;
+};
+
+struct ProgramLimits {
+  int max_tokens;      // rows of a step
+  int max_logit_rows;  // rows of logits computed at a time
+  int vocab_size;
+  KVShape kv;
+};
+
+class Program {
+ public:
+  explicit Program(const ProgramLimits& limits);
+
+  // ---- building: wrong arguments throw std::invalid_argument --------------------------------------------------------
+  int add_buffer(Domain domain, int64_t row_bytes, int64_t offset);
+  int add_rope(std::vector<float> inv_freq, float scale);
+  int add_attention(const AttentionShape& shape);  // the plan's index; equal shapes share one
+  void add_op(Domain domain, std::unique_ptr<Op> op);
+  void count_weight(const PackedWeight& weight);  // once, however many ops share it
+  // Ends the list and takes the arena.
+  void finish(int64_t arena_bytes, int logits_buffer);
+
+  const Buffer& buffer(int id) const;
+  int rope_dim(int rope) const;
+  const ProgramLimits& limits() const { return limits_; }
+  int max_tokens() const { return limits_.max_tokens; }
+  int max_logit_rows() const { return limits_.max_logit_rows; }
+  int vocab_size() const { return limits_.vocab_size; }
+  const KVShape& kv_shape() const { return limits_.kv; }
+  int64_t arena_bytes() const { return int64_t(arena_.size()); }
+  int64_t weight_bytes() const { return weight_bytes_; }
+  int num_ops() const { return int(body_.size() + head_.size()); }
+
+  // ---- running ------------------------------------------------------------------------------------------------------
+  // Takes the memory that depends on the executor: plans and per-thread scratch. Before the first run.
+  void reserve(int num_threads);
+  void run_body(const Step& step, const KVCache& cache, ThreadPool& pool);
+  // Logits of step.logit_rows[first, first + count), count <= max_logit_rows, into rows 0... of the logits buffer.
+  void run_head(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool);
+  float* logits(int row) { return reinterpret_cast<float*>(row_of(logits_buffer_, row)); }
+  const Kernels& kernels() const { return kernels_; }
+
+  // ---- for ops ------------------------------------------------------------------------------------------------------
+  std::byte* row_of(int buffer, int row) const {
+    const Buffer& b = buffers_[size_t(buffer)];
+    return arena_.data() + b.offset + b.row_bytes * row;
+  }
+  float* floats(int buffer, int row) const { return reinterpret_cast<float*>(row_of(buffer, row)); }
+  const float* rope_cos(int rope, int row) const;
+  const float* rope_sin(int rope, int row) const;
+  const AttentionPlan& plan(int attention) const { return attentions_[size_t(attention)].plan; }
+  const AttentionShape& shape(int attention) const { return attentions_[size_t(attention)].shape; }
+  float* attention_scratch(int worker) const;
+  float* partials() const { return reinterpret_cast<float*>(partials_.data()); }
+
+ private:
+  struct Rope {
+    std::vector<float> inv_freq;
+    float scale;
+    int64_t offset;  // in floats into rope_memory_: [max_tokens][cos half | sin half]
+  };
+  struct Attention {
+    AttentionShape shape;
+    AttentionPlan plan;
+  };
+
+  void fill_ropes(const Step& step, ThreadPool& pool);
+
+  const ProgramLimits limits_;
+  const Kernels& kernels_;
+  std::vector<Buffer> buffers_;
+  std::vector<Rope> ropes_;
+  int64_t rope_floats_ = 0;
+  std::vector<Attention> attentions_;
+  std::vector<std::unique_ptr<Op>> body_, head_;
+  int logits_buffer_ = -1;
+  std::set<const PackedWeight*> counted_weights_;
+  int64_t weight_bytes_ = 0;
+  int64_t scratch_floats_ = 0;  // per worker
+  MappedMemory arena_, rope_memory_, partials_, scratch_;
+};
+
+}  // namespace gapless
