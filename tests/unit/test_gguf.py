@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import struct
 import time
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +245,28 @@ def test_string_lengths_beyond_the_file(length: int) -> None:
     rejects(GgufBuilder().raw_key(text("key", length) + bytes(20)), "key 0")
 
 
+def test_values_may_not_be_all_text() -> None:
+    """Text in memory can be four times its size in the file."""
+    builder = GgufBuilder()
+    for number in range(5):
+        builder.key(f"k{number}", Kind.STRING, "x" * (16 << 20))
+    rejects(builder, "'k4' of 16777216 bytes, at most 0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(Kind.STRING, [b""] * 50_000), (Kind.U8, bytes(400_000)), (Kind.BOOL, bytes(400_000))],
+    ids=["empty strings", "numbers", "bools"],
+)
+def test_arrays_take_no_more_memory_than_in_the_file(kind: Kind, values: Sequence[object]) -> None:
+    data = GgufBuilder().array("k", kind, values).build()
+    tracemalloc.start()
+    parse(data)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < len(data) + 16384
+
+
 def test_a_string_array_that_ends_early() -> None:
     entry = text("k") + struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, 2) + text("12345678")
     rejects(GgufBuilder().raw_key(entry), "cut off at string 1 of 2")
@@ -253,7 +277,7 @@ def test_a_string_array_that_ends_early() -> None:
 
 def test_keys() -> None:
     rejects(GgufBuilder().key("a", Kind.U8, 1).key("a", Kind.U8, 1), "'a' appears twice")
-    rejects(GgufBuilder().key("", Kind.U32, 1), "key 0 of 0 bytes")
+    rejects(GgufBuilder().key("", Kind.U32, 1), "key 0 is empty")
     rejects(GgufBuilder().key("k" * 65536, Kind.U8, 1), "key 0 of 65536 bytes")
     rejects(GgufBuilder().key(b"\xff\xfe", Kind.U8, 1), "key 0 is not UTF-8")
 
@@ -360,7 +384,7 @@ def test_tensor_names() -> None:
         GgufBuilder().tensor("w", [1], F32, bytes(4)).tensor("w", [1], F32, bytes(4)), "'w' appears twice"
     )
     rejects(GgufBuilder().tensor(b"\xff", [1], F32, bytes(4)), "name of tensor 0 is not UTF-8")
-    rejects(GgufBuilder().tensor("", [1], F32, bytes(4)), "name of tensor 0 of 0 bytes")
+    rejects(GgufBuilder().tensor("", [1], F32, bytes(4)), "name of tensor 0 is empty")
 
 
 @pytest.mark.parametrize("offset", [1, 31, 2**64 - 1])

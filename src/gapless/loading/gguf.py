@@ -29,6 +29,7 @@ MAX_NAME_BYTES = 65535
 # they come from, so without a limit a file of tiny entries would cost many times its size.
 MAX_KEYS = 65536
 MAX_TENSORS = 65536
+MAX_TEXT_BYTES = 64 << 20  # of all string values together; the largest in use is an embedded tokenizer.json
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -94,6 +95,7 @@ class _Reader:
         self.data = data
         self.name = name
         self.position = 0
+        self.text_bytes_left = MAX_TEXT_BYTES
 
     @property
     def remaining(self) -> int:
@@ -128,20 +130,20 @@ class _Reader:
             raise self.error(f"{count} {what}, at most {limit} are accepted")
         return count
 
-    def text(self, what: str) -> bytes:
+    def text(self, what: str, most_bytes: int) -> bytes:
         size = self.u64(f"the length of {what}")
         start = self.advance(size, what)
+        if size > most_bytes:
+            raise self.error(f"{what} of {size} bytes, at most {most_bytes} are accepted")
         return bytes(self.data[start : start + size])
 
     def identifier(self, what: str) -> str:
         """A key or tensor name: non-empty UTF-8."""
-        start = self.position
-        size = self.u64(f"the length of {what}")
-        if not 1 <= size <= MAX_NAME_BYTES:
-            raise self.error(f"{what} of {size} bytes, allowed are 1 to {MAX_NAME_BYTES}")
-        self.position = start
+        name = self.text(what, MAX_NAME_BYTES)
+        if not name:
+            raise self.error(f"{what} is empty")
         try:
-            return self.text(what).decode("utf-8")
+            return name.decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.error(f"{what} is not UTF-8: {error}") from None
 
@@ -184,7 +186,9 @@ def _read_metadata(reader: _Reader, num_keys: int) -> tuple[dict[str, Any], dict
 def _read_scalar(reader: _Reader, number: int, key: str) -> Any:
     if number == _STRING:
         # For people to read (names, licences, templates): what is not UTF-8 shows as U+FFFD.
-        return reader.text(repr(key)).decode("utf-8", "replace")
+        value = reader.text(repr(key), reader.text_bytes_left)
+        reader.text_bytes_left -= len(value)
+        return value.decode("utf-8", "replace")
     if number not in _SCALARS:
         raise reader.error(f"{key!r} has unknown type {number}")
     value = reader.unpack(_SCALARS[number], repr(key))
@@ -222,7 +226,7 @@ def _read_strings(reader: _Reader, key: str) -> StringArray:
     """Find where the strings begin, in one pass that must stay cheap: a vocabulary has 262k of them."""
     count = reader.count(f"strings of {key!r}", LENGTH_BYTES)
     data, position, end = reader.data, reader.position, len(reader.data)
-    starts = array("q", bytes(8 * (count + 1)))
+    starts = array("q", [0]) * (count + 1)
     unpack = _U64.unpack_from
     last_length = end - LENGTH_BYTES
     for index in range(count):

@@ -40,8 +40,7 @@ def _shard_paths(path: Path, opened: GgufFile) -> list[Path]:
             f"-{number + 1:05}-of-{count:05}.gguf for the others to be found. Rename the files."
         )
     names = [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
-    present = {entry.name for entry in path.parent.iterdir()}
-    missing = [name for name in names if name not in present]
+    missing = [name for name in names if not path.with_name(name).exists()]
     if missing:
         listed = ", ".join(missing[:_NUM_NAMED]) + (" …" if len(missing) > _NUM_NAMED else "")
         raise LoadError(
