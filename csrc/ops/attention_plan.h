@@ -31,7 +31,7 @@ struct AttentionShape {
 struct KeyRange {
   int begin, end;
 };
-constexpr KeyRange visible_keys(const AttentionShape& shape, int position, int length) {
+[[gnu::always_inline]] constexpr KeyRange visible_keys(const AttentionShape& shape, int position, int length) {
   int begin = 0, end = shape.causal ? position + 1 : length;
   if (shape.window > 0) {
     if (position - shape.window + 1 > begin) begin = position - shape.window + 1;
@@ -47,6 +47,7 @@ struct AttentionItem {
   int head_begin, num_heads;    // query heads, all of kv head head_begin / (num_heads / num_kv_heads)
   int split_begin, split_end;   // absolute splits
   int64_t partial_offset;       // in floats, of split_begin's partial results; -1: writes its output itself
+  int64_t cost;                 // estimated work, in (row, key) pairs
 };
 
 // Rows whose splits were computed by different items.
@@ -81,7 +82,7 @@ class AttentionPlan {
 };
 
 // Floats that one row's partial result of one split takes: max, sum, padding to a cache line, accumulator.
-constexpr int64_t attention_partial_stride(int head_dim) { return 16 + head_dim; }
+[[gnu::always_inline]] constexpr int64_t attention_partial_stride(int head_dim) { return 16 + head_dim; }
 
 // Floats of scratch that a thread needs for `attend`.
 int64_t attention_scratch_floats(const AttentionShape& shape);

@@ -4,7 +4,7 @@
 // Scores of 16 tokens are then sums of (broadcast q) x (16 keys), outputs sums of (broadcast p) x (16 dimensions): neither
 // needs a shuffle.
 //
-// The memory must start out as zeros: lanes of tokens not yet written are multiplied by zero, which NaN would survive.
+// What lies beyond a sequence's last token, stale or never written, is read but has no effect, NaN included.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,15 @@ namespace gapless {
 
 inline constexpr int kKvBlockTokens = 16;
 
-// In f16 elements.
-constexpr int64_t kv_tile_size(int head_dim) { return int64_t(2) * head_dim * kKvBlockTokens; }
-constexpr int64_t kv_block_size(int num_kv_heads, int head_dim) { return num_kv_heads * kv_tile_size(head_dim); }
-constexpr int64_t kv_key_offset(int64_t block, int kv_head, int num_kv_heads, int head_dim) {
+// In f16 elements. Always inlined, as everything that is compiled once per ISA must be.
+[[gnu::always_inline]] constexpr int64_t kv_tile_size(int head_dim) { return int64_t(2) * head_dim * kKvBlockTokens; }
+[[gnu::always_inline]] constexpr int64_t kv_block_size(int num_kv_heads, int head_dim) {
+  return num_kv_heads * kv_tile_size(head_dim);
+}
+[[gnu::always_inline]] constexpr int64_t kv_key_offset(int64_t block, int kv_head, int num_kv_heads, int head_dim) {
   return block * kv_block_size(num_kv_heads, head_dim) + kv_head * kv_tile_size(head_dim);
 }
-constexpr int64_t kv_value_offset(int64_t block, int kv_head, int num_kv_heads, int head_dim) {
+[[gnu::always_inline]] constexpr int64_t kv_value_offset(int64_t block, int kv_head, int num_kv_heads, int head_dim) {
   return kv_key_offset(block, kv_head, num_kv_heads, head_dim) + int64_t(head_dim) * kKvBlockTokens;
 }
 

@@ -1,0 +1,358 @@
+// Compiled once per ISA. attention.h says what is computed and why the order of the arithmetic is what it is.
+//
+// An item's rows (tokens x query heads of one kv head) are worked on in blocks of up to kMaxRows rows, so that a loaded and
+// converted vector of keys or values serves all of them from registers. If there are several blocks, keys and values are
+// first converted to f32 in scratch that stays in the L1 cache.
+#include "ops/attention.h"
+
+#include "simd/math.h"
+
+namespace gapless::GAPLESS_ISA {
+namespace {
+
+// Accumulators that fit the registers beside the operands: a F32x16 is 1 of 32 registers with AVX-512, 2 of 16 with AVX2,
+// 4 of 32 with NEON.
+#if defined(GAPLESS_ISA_AVX512)
+constexpr int kMaxRows = 12, kAccumulators = 24;
+#else
+constexpr int kMaxRows = 6, kAccumulators = 6;
+#endif
+constexpr int kMaxRowBlocks = (kAttentionTileRows + kMaxRows - 1) / kMaxRows;
+constexpr int kTileBlocks = kAttentionTileTokens / kKvBlockTokens;
+constexpr float kMasked = -1e30f;  // finite, so that differences of two of them are 0
+constexpr float kLog2E = 1.44269504f;
+
+// With few rows, several vectors of keys (or of value columns) keep enough independent sums in flight.
+constexpr int vectors_per_row(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
+static_assert(vectors_per_row(1) == 4, "a single row must hide the latency of its sums");
+
+GAPLESS_INLINE F32x16 load_kv(const uint16_t* p) { return load_f16(p); }
+GAPLESS_INLINE F32x16 load_kv(const float* p) { return load(p); }
+
+// out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys.
+template <int R, int N, typename T>
+GAPLESS_INLINE void dot_keys(const float* q, int dim, const T* const* keys, float* out) {
+  F32x16 sums[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sums[r][n] = zero();
+  for (int d = 0; d < dim; ++d) {
+    F32x16 k[N];
+    for (int n = 0; n < N; ++n) k[n] = load_kv(keys[n] + d * 16);
+    for (int r = 0; r < R; ++r) {
+      const F32x16 factor = set1(q[r * dim + d]);
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, k[n], sums[r][n]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(out + r * kAttentionTileTokens + 16 * n, sums[r][n]);
+}
+
+template <int R, typename T>
+void scores(const float* q, int dim, const T* const* keys, int num_blocks, float* out) {
+  constexpr int N = vectors_per_row(R);
+  int b = 0;
+  for (; b + N <= num_blocks; b += N) dot_keys<R, N>(q, dim, keys + b, out + 16 * b);
+  for (; b < num_blocks; ++b) dot_keys<R, 1>(q, dim, keys + b, out + 16 * b);
+}
+
+// acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns and the
+// tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * value_stride.
+template <int R, int N, typename T>
+GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const T* const* values, int value_stride, int column,
+                                const float* corrections, float* acc, int acc_stride) {
+  F32x16 sums[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sums[r][n] = mul(load(acc + r * acc_stride + 16 * n), set1(corrections[r]));
+  for (int t = begin; t < end;) {
+    const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
+    const T* v = values[t / 16] + (t % 16) * value_stride + column;
+    for (; t < stop; ++t, v += value_stride) {
+      F32x16 row[N];
+      for (int n = 0; n < N; ++n) row[n] = load_kv(v + 16 * n);
+      for (int r = 0; r < R; ++r) {
+        const F32x16 factor = set1(p[r * kAttentionTileTokens + t]);
+        for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, row[n], sums[r][n]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
+}
+
+template <int R, typename T>
+void weigh_values(const float* p, int begin, int end, const T* const* values, int value_stride, int num_columns,
+                  const float* corrections, float* acc, int acc_stride) {
+  constexpr int N = vectors_per_row(R);
+  int c = 0;
+  for (; c + 16 * N <= num_columns; c += 16 * N)
+    add_columns<R, N>(p, begin, end, values, value_stride, c, corrections, acc + c, acc_stride);
+  for (; c < num_columns; c += 16)
+    add_columns<R, 1>(p, begin, end, values, value_stride, c, corrections, acc + c, acc_stride);
+}
+
+// The two functions above by number of rows.
+template <typename T>
+struct RowBlockKernels {
+  void (*scores)(const float*, int, const T* const*, int, float*);
+  void (*weigh_values)(const float*, int, int, const T* const*, int, int, const float*, float*, int);
+};
+template <typename T, int R>
+constexpr RowBlockKernels<T> kRowBlock = {scores<R, T>, weigh_values<R, T>};
+
+template <typename T>
+RowBlockKernels<T> row_block_kernels(int rows) {
+  static constexpr RowBlockKernels<T> table[] = {
+      kRowBlock<T, 1>, kRowBlock<T, 2>,  kRowBlock<T, 3>,  kRowBlock<T, 4>,
+      kRowBlock<T, 5>, kRowBlock<T, 6>,
+#if defined(GAPLESS_ISA_AVX512)
+      kRowBlock<T, 7>, kRowBlock<T, 8>,  kRowBlock<T, 9>,  kRowBlock<T, 10>,
+      kRowBlock<T, 11>, kRowBlock<T, 12>,
+#endif
+  };
+  static_assert(sizeof(table) / sizeof(table[0]) == kMaxRows);
+  return table[rows - 1];
+}
+
+// The running result of a row: maximum score, sum of exponentials, accumulator. Also the format of partial results.
+struct Record {
+  float* base;
+  float& maximum() const { return base[0]; }
+  float& sum() const { return base[1]; }
+  float* acc() const { return base + 16; }
+};
+
+GAPLESS_INLINE float first_lane(F32x16 x) {
+  float lanes[16];
+  to_array(lanes, x);
+  return lanes[0];
+}
+
+GAPLESS_INLINE F32x16 weight_of(F32x16 score, F32x16 maximum) { return exp2(mul(sub(score, maximum), set1(kLog2E))); }
+
+// Adds a later split to a row's total.
+void fold(Record total, Record split, int dim) {
+  const F32x16 old_maximum = set1(total.maximum()), split_maximum = set1(split.maximum());
+  const F32x16 maximum = max(old_maximum, split_maximum);
+  const F32x16 old_weight = weight_of(old_maximum, maximum), split_weight = weight_of(split_maximum, maximum);
+  total.maximum() = first_lane(maximum);
+  total.sum() = first_lane(fma(set1(total.sum()), old_weight, mul(set1(split.sum()), split_weight)));
+  for (int d = 0; d < dim; d += 16)
+    store(total.acc() + d, fma(load(total.acc() + d), old_weight, mul(load(split.acc() + d), split_weight)));
+}
+
+// Divides by the sum of the exponentials. Adding zero turns -0 into +0: masked keys may do so too.
+void finish(Record total, int dim, const float* sink, float* out) {
+  F32x16 sum = set1(total.sum()), scale = set1(1.0f);
+  if (sink) {
+    const F32x16 old_maximum = set1(total.maximum()), sink_score = set1(*sink);
+    const F32x16 maximum = max(old_maximum, sink_score);
+    scale = weight_of(old_maximum, maximum);
+    sum = fma(sum, scale, weight_of(sink_score, maximum));
+  }
+  scale = div(scale, sum);
+  for (int d = 0; d < dim; d += 16) store(out + d, add(mul(load(total.acc() + d), scale), zero()));
+}
+
+// Keys of the current tile, relative to its start, that a row or a block of rows sees; empty if end <= begin.
+GAPLESS_INLINE KeyRange within_tile(KeyRange keys, int tile_begin) {
+  const int begin = keys.begin - tile_begin, end = keys.end - tile_begin;
+  return {begin > 0 ? begin : 0, end < kAttentionTileTokens ? end : kAttentionTileTokens};
+}
+
+// Turns a row's scores of the 16-key blocks [first, last) into weights, in place, and updates its maximum and the lanes of
+// its sum. Keys outside `keys` get weight 0. Returns the factor that corrects what was accumulated before.
+float softmax_tile(float* row, int first, int last, KeyRange keys, float softcap, float& maximum, float* sum_lanes) {
+  const auto is_partial = [&](int b) { return keys.begin > 16 * b || keys.end < 16 * b + 16; };
+  const auto lanes = [&](int b, float seen, float hidden) {
+    float v[16];
+    for (int i = 0; i < 16; ++i) v[i] = 16 * b + i >= keys.begin && 16 * b + i < keys.end ? seen : hidden;
+    return load(v);
+  };
+  F32x16 largest = set1(maximum);
+  for (int b = first; b < last; ++b) {
+    F32x16 s = load(row + 16 * b);
+    if (softcap > 0) s = mul(set1(softcap), tanh(mul(s, set1(1.0f / softcap))));
+    if (is_partial(b)) s = min(s, lanes(b, INFINITY, kMasked));  // also when a stale key made it NaN
+    if (softcap > 0 || is_partial(b)) store(row + 16 * b, s);
+    largest = max(s, largest);
+  }
+  const F32x16 old_maximum = set1(maximum), new_maximum = set1(reduce_max(largest));
+  const F32x16 correction = weight_of(old_maximum, new_maximum);
+  F32x16 sum = mul(load(sum_lanes), correction);
+  for (int b = first; b < last; ++b) {
+    F32x16 p = weight_of(load(row + 16 * b), new_maximum);
+    if (is_partial(b)) p = mul(p, lanes(b, 1.0f, 0.0f));
+    store(row + 16 * b, p);
+    sum = add(sum, p);
+  }
+  store(sum_lanes, sum);
+  maximum = first_lane(new_maximum);
+  return first_lane(correction);
+}
+
+// One item at work.
+class ItemWorker {
+ public:
+  ItemWorker(const AttentionArgs& args, const AttentionItem& item, float* scratch)
+      : args_(args),
+        shape_(args.shape),
+        item_(item),
+        sequence_(args.sequences[item.sequence]),
+        dim_(shape_.head_dim),
+        num_rows_(item.num_tokens * item.num_heads),
+        num_row_blocks_((num_rows_ + kMaxRows - 1) / kMaxRows),
+        kv_head_(item.head_begin / (shape_.num_heads / shape_.num_kv_heads)),
+        record_stride_(int(attention_partial_stride(dim_))) {
+    const auto take = [&](int64_t floats) {
+      float* p = scratch;
+      scratch += floats;
+      return p;
+    };
+    q_ = take(int64_t(kAttentionTileRows) * dim_);
+    scores_ = take(int64_t(kAttentionTileRows) * kAttentionTileTokens);
+    sum_lanes_ = take(kAttentionTileRows * 16);
+    corrections_ = take(kAttentionTileRows * 16);
+    total_ = take(int64_t(kAttentionTileRows) * record_stride_);
+    split_ = take(int64_t(kAttentionTileRows) * record_stride_);
+    converted_ = take(16 * (dim_ > kAttentionTileTokens ? dim_ : kAttentionTileTokens));
+  }
+
+  void run() {
+    for (int r = 0; r < num_rows_; ++r)
+      std::memcpy(q_ + r * dim_, args_.q + row_of(r) * args_.q_stride + head_of(r) * dim_, dim_ * sizeof(float));
+    if (item_.partial_offset >= 0) {
+      float* partial = args_.partials + item_.partial_offset;
+      for (int s = item_.split_begin; s < item_.split_end; ++s, partial += num_rows_ * record_stride_) run_split(s, partial);
+      return;
+    }
+    run_split(item_.split_begin, total_);
+    for (int s = item_.split_begin + 1; s < item_.split_end; ++s) {
+      run_split(s, split_);
+      for (int r = 0; r < num_rows_; ++r) fold(record(total_, r), record(split_, r), dim_);
+    }
+    for (int r = 0; r < num_rows_; ++r)
+      finish(record(total_, r), dim_, args_.sinks ? args_.sinks + head_of(r) : nullptr,
+             args_.out + row_of(r) * args_.out_stride + head_of(r) * dim_);
+  }
+
+ private:
+  int token_of(int r) const { return item_.token_begin + r / item_.num_heads; }
+  int head_of(int r) const { return item_.head_begin + r % item_.num_heads; }
+  int64_t row_of(int r) const { return sequence_.row_begin + token_of(r); }
+  Record record(float* records, int r) const { return {records + r * record_stride_}; }
+  int block_begin(int i) const { return num_rows_ * i / num_row_blocks_; }
+  KeyRange keys_of(int r) const {
+    return visible_keys(shape_, sequence_.position + token_of(r), sequence_.position + sequence_.num_rows);
+  }
+  // Both bounds grow with the position, so the first and the last row bound those between.
+  KeyRange keys_of(int first_row, int last_row) const { return {keys_of(first_row).begin, keys_of(last_row).end}; }
+
+  void run_split(int split, float* records) {
+    for (int r = 0; r < num_rows_; ++r) {
+      record(records, r).maximum() = kMasked;
+      std::memset(record(records, r).acc(), 0, dim_ * sizeof(float));
+    }
+    std::memset(sum_lanes_, 0, num_rows_ * 16 * sizeof(float));
+    const KeyRange keys = keys_of(0, num_rows_ - 1);
+    const int split_begin = split * kAttentionSplitTokens;
+    for (int begin = split_begin; begin < split_begin + kAttentionSplitTokens; begin += kAttentionTileTokens)
+      if (begin < keys.end && begin + kAttentionTileTokens > keys.begin) run_tile(begin, within_tile(keys, begin), records);
+    for (int r = 0; r < num_rows_; ++r) record(records, r).sum() = reduce_add(load(sum_lanes_ + r * 16));
+  }
+
+  // One step of the online softmax: the keys [begin, begin + 64), of which some row sees `keys`.
+  void run_tile(int begin, KeyRange keys, float* records) {
+    const uint16_t* key_blocks[kTileBlocks];
+    const uint16_t* value_blocks[kTileBlocks];
+    const int first = keys.begin / 16, last = (keys.end + 15) / 16;
+    for (int b = first; b < last; ++b) {
+      const int64_t block = sequence_.block_table[begin / 16 + b];
+      key_blocks[b] = args_.kv + kv_key_offset(block, kv_head_, shape_.num_kv_heads, dim_);
+      value_blocks[b] = args_.kv + kv_value_offset(block, kv_head_, shape_.num_kv_heads, dim_);
+    }
+    KeyRange seen[kMaxRowBlocks];
+    for (int i = 0; i < num_row_blocks_; ++i) seen[i] = within_tile(keys_of(block_begin(i), block_begin(i + 1) - 1), begin);
+
+    if (num_row_blocks_ == 1) {
+      const RowBlockKernels<uint16_t> kernels = row_block_kernels<uint16_t>(num_rows_);
+      kernels.scores(q_, dim_, key_blocks + first, last - first, scores_ + 16 * first);
+      softmax(0, seen[0], begin, records);
+      kernels.weigh_values(scores_, keys.begin, keys.end, value_blocks, dim_, dim_, corrections_, records + 16,
+                           record_stride_);
+      return;
+    }
+    for (int b = first; b < last; ++b) {
+      for (int d = 0; d < dim_; ++d) store(converted_ + 16 * d, load_f16(key_blocks[b] + 16 * d));
+      for (int i = 0; i < num_row_blocks_; ++i)
+        if (16 * b < seen[i].end && 16 * b + 16 > seen[i].begin) {
+          const int r = block_begin(i);
+          const float* converted_keys[] = {converted_};
+          row_block_kernels<float>(block_begin(i + 1) - r)
+              .scores(q_ + r * dim_, dim_, converted_keys, 1, scores_ + r * kAttentionTileTokens + 16 * b);
+        }
+    }
+    for (int i = 0; i < num_row_blocks_; ++i) softmax(i, seen[i], begin, records);
+    const float* converted_values[kTileBlocks];
+    for (int b = 0; b < kTileBlocks; ++b) converted_values[b] = converted_ + b * 16 * 16;
+    for (int c = 0; c < dim_; c += 16) {
+      for (int t = keys.begin; t < keys.end; ++t)
+        store(converted_ + t * 16, load_f16(value_blocks[t / 16] + (t % 16) * dim_ + c));
+      for (int i = 0; i < num_row_blocks_; ++i)
+        if (seen[i].begin < seen[i].end) {
+          const int r = block_begin(i);
+          row_block_kernels<float>(block_begin(i + 1) - r)
+              .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, converted_values, 16, 16,
+                            corrections_ + r, records + r * record_stride_ + 16 + c, record_stride_);
+        }
+    }
+  }
+
+  void softmax(int row_block, KeyRange seen, int tile_begin, float* records) {
+    if (seen.begin >= seen.end) return;
+    for (int r = block_begin(row_block); r < block_begin(row_block + 1); ++r)
+      corrections_[r] = softmax_tile(scores_ + r * kAttentionTileTokens, seen.begin / 16, (seen.end + 15) / 16,
+                                     within_tile(keys_of(r), tile_begin), args_.softcap, record(records, r).maximum(),
+                                     sum_lanes_ + r * 16);
+  }
+
+  const AttentionArgs& args_;
+  const AttentionShape& shape_;
+  const AttentionItem& item_;
+  const AttentionSequence& sequence_;
+  const int dim_;
+  const int num_rows_;
+  const int num_row_blocks_;
+  const int kv_head_;
+  const int record_stride_;
+  float* q_;            // [rows][dim]
+  float* scores_;       // [rows][64], weights after the softmax
+  float* sum_lanes_;    // [rows][16] the sum of the current split, by key modulo 16
+  float* corrections_;  // [rows]
+  float* total_;        // [rows] records of all splits so far
+  float* split_;        // [rows] records of the current split
+  float* converted_;    // keys of a block [dim][16], or 16 columns of a tile's values [64][16]
+};
+
+void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) { ItemWorker(args, item, scratch).run(); }
+
+void merge(const AttentionArgs& args, const AttentionMerge& merge) {
+  const int dim = args.shape.head_dim, rows = merge.num_tokens * merge.num_heads;
+  const int64_t stride = attention_partial_stride(dim);
+  const int64_t first_row = args.sequences[merge.sequence].row_begin + merge.token_begin;
+  for (int r = 0; r < rows; ++r) {
+    const int head = merge.head_begin + r % merge.num_heads;
+    float* partial = args.partials + merge.partial_offset + r * stride;
+    for (int s = 1; s < merge.num_splits; ++s) fold({partial}, {partial + s * rows * stride}, dim);
+    finish({partial}, dim, args.sinks ? args.sinks + head : nullptr,
+           args.out + (first_row + r / merge.num_heads) * args.out_stride + head * dim);
+  }
+}
+
+}  // namespace
+
+const AttentionKernels& attention_kernels() {
+  static constexpr AttentionKernels kernels = {attend, merge};
+  return kernels;
+}
+
+}  // namespace gapless::GAPLESS_ISA
