@@ -1,0 +1,214 @@
+"""Builds the tokenizer of a Hugging Face folder: tokenizer.json and the configuration files beside it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gapless.errors import FormatError, LoadError, UnsupportedModelError
+from gapless.tokenizer import well_known
+from gapless.tokenizer.chat_template import ChatTemplate
+from gapless.tokenizer.tokenizer import FimTokens, Tokenizer, TokenizerSettings
+from gapless.tokenizer.vocabulary import PieceStyle, TokenKind, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_TEMPLATE_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def tokenizer_from_hf(directory: Path) -> Tokenizer:
+    """Tokenizer of the files in `directory`.
+
+    LoadError if there is no tokenizer.json, FormatError if a file is malformed, UnsupportedModelError for a
+    kind of vocabulary that Gapless cannot decode.
+    """
+    directory = Path(directory)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise LoadError(
+            f"{directory} has no tokenizer.json, which Gapless needs. Older models have only tokenizer.model or "
+            "vocab.json; transformers' AutoTokenizer can save the missing file."
+        )
+    definition = _json_object(path)
+    config = _json_object(directory / "tokenizer_config.json", missing_ok=True)
+    encoder = HuggingFaceEncoder(definition, path)
+    vocabulary = _vocabulary(definition, encoder, path)
+    ids = {vocabulary.pieces[i]: i for i in range(len(vocabulary)) if vocabulary.kinds[i] != TokenKind.UNUSED}
+    bos = ids.get(_token_text(config.get("bos_token")) or "")
+    model_configs = [_json_object(directory / name, missing_ok=True) for name in _MODEL_CONFIGS]
+    settings = TokenizerSettings(
+        bos_token_id=bos,
+        eos_token_ids=frozenset(_end_ids(config, model_configs, ids, vocabulary)),
+        add_bos_token=_adds_bos(definition, config, vocabulary.pieces[bos] if bos is not None else None),
+        fim_tokens=_fim_tokens(ids),
+        strips_leading_space=_strips_leading_space(definition),
+    )
+    return Tokenizer(vocabulary, encoder, settings, _chat_template(directory, config))
+
+
+_MODEL_CONFIGS = ("config.json", "generation_config.json")
+
+
+class HuggingFaceEncoder:
+    """An `Encoder` that leaves all to the `tokenizers` library."""
+
+    def __init__(self, definition: dict[str, Any], path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        for token in definition.get("added_tokens") or ():
+            if token.get("special"):
+                # Matched before normalization, so that a guard is still there when they are looked for.
+                token["normalized"] = False
+        definition = {**definition, "truncation": None, "padding": None}
+        try:
+            self.tokenizer: tokenizers.Tokenizer = Tokenizer.from_str(json.dumps(definition))
+        except Exception as error:  # the library raises plain Exception
+            raise FormatError(f"{path}: not a tokenizer that can be read: {error}") from error
+        self._normalizer = self.tokenizer.normalizer
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, parse_special: bool, guard: str = "") -> list[int]:
+        """See `Encoder.encode`."""
+        with self._lock:  # the library has these two as state of the tokenizer, not of a call
+            self.tokenizer.encode_special_tokens = not parse_special
+            self.tokenizer.normalizer = self._without(guard) if guard else self._normalizer
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _without(self, guard: str) -> Any:
+        from tokenizers import normalizers
+
+        remove = normalizers.Replace(guard, "")
+        return remove if self._normalizer is None else normalizers.Sequence([remove, self._normalizer])
+
+
+def _json_object(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+    if missing_ok and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: must hold a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def _vocabulary(definition: Mapping[str, Any], encoder: HuggingFaceEncoder, path: Path) -> Vocabulary:
+    ids: dict[str, int] = encoder.tokenizer.get_vocab(with_added_tokens=True)
+    size = max(ids.values(), default=-1) + 1
+    if not 0 < size <= 2 * len(ids) + 65536:  # gaps are filled below, so a huge id must not cost huge memory
+        raise FormatError(f"{path}: {len(ids)} tokens with ids up to {size - 1}.")
+    pieces = [""] * size
+    kinds = bytearray([TokenKind.UNUSED]) * size
+    for piece, token_id in ids.items():
+        pieces[token_id] = piece
+        kinds[token_id] = TokenKind.NORMAL
+    style = _piece_style(definition, path)
+    if style is PieceStyle.SENTENCEPIECE:
+        for byte in range(256):
+            token_id = ids.get(f"<0x{byte:02X}>", -1)
+            if token_id >= 0:
+                kinds[token_id] = TokenKind.BYTE
+    for token in definition.get("added_tokens") or ():
+        token_id = ids.get(token["content"], -1)
+        if token_id >= 0:
+            kinds[token_id] = TokenKind.CONTROL if token.get("special") else TokenKind.USER_DEFINED
+    return Vocabulary(pieces, kinds, style)
+
+
+def _piece_style(definition: Mapping[str, Any], path: Path) -> PieceStyle:
+    kinds = {part.get("type") for part in _parts(definition.get("decoder"))}
+    if "ByteLevel" in kinds:
+        return PieceStyle.BYTE_LEVEL
+    if kinds & {"Metaspace", "ByteFallback", "Replace"}:
+        return PieceStyle.SENTENCEPIECE
+    raise UnsupportedModelError(
+        f"{path}: decoder {', '.join(map(str, kinds)) or 'none'} is not supported; known are ByteLevel, Metaspace and "
+        "ByteFallback."
+    )
+
+
+def _strips_leading_space(definition: Mapping[str, Any]) -> bool:
+    for part in _parts(definition.get("decoder")):
+        if part.get("type") == "Strip" and part.get("content") == " " and part.get("start", 0) > 0:
+            return True
+        if part.get("type") == "Metaspace":
+            return bool(part.get("prepend_scheme", "always") != "never" and part.get("add_prefix_space", True))
+    return False
+
+
+def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
+    """A normalizer, decoder or the like, and those inside it if it is a sequence."""
+    if isinstance(component, Mapping):
+        yield component
+        for key in ("decoders", "processors", "pretokenizers", "normalizers"):
+            for part in component.get(key) or ():
+                yield from _parts(part)
+
+
+def _adds_bos(definition: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> bool:
+    if bos is None:
+        return False
+    if isinstance(config.get("add_bos_token"), bool):
+        return bool(config["add_bos_token"])
+    for part in _parts(definition.get("post_processor")):
+        first = next(iter(part.get("single") or ()), None) if part.get("type") == "TemplateProcessing" else None
+        if isinstance(first, Mapping) and first.get("SpecialToken", {}).get("id") == bos:
+            return True
+    return False
+
+
+def _end_ids(
+    config: Mapping[str, Any],
+    model_configs: Iterable[Mapping[str, Any]],
+    ids: Mapping[str, int],
+    vocabulary: Vocabulary,
+) -> Iterator[int]:
+    eos = _token_text(config.get("eos_token"))
+    if eos in ids:
+        yield ids[eos]
+    for model_config in model_configs:
+        stored = model_config.get("eos_token_id", model_config.get("text_config", {}).get("eos_token_id"))
+        for token_id in stored if isinstance(stored, list) else [stored]:
+            if isinstance(token_id, int) and 0 <= token_id < len(vocabulary):
+                yield token_id
+    for text in well_known.END_OF_TURN & ids.keys():
+        if vocabulary.is_control(ids[text]):
+            yield ids[text]
+
+
+def _fim_tokens(ids: Mapping[str, int]) -> FimTokens | None:
+    kinds = (well_known.FIM_PREFIX, well_known.FIM_SUFFIX, well_known.FIM_MIDDLE)
+    found = [next((ids[text] for text in texts if text in ids), None) for texts in kinds]
+    prefix, suffix, middle = found
+    if prefix is None or suffix is None or middle is None:
+        return None
+    return FimTokens(prefix, suffix, middle)
+
+
+def _token_text(token: Any) -> str | None:
+    """Text of a special token, which files write as a string or as an object."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+    tokens = {name: text for name in _TEMPLATE_VARIABLES if (text := _token_text(config.get(name))) is not None}
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
+    stored = config.get("chat_template") or _json_object(
+        directory / "chat_template.json", missing_ok=True
+    ).get("chat_template")
+    if isinstance(stored, str):
+        return ChatTemplate(stored, tokens)
+    if isinstance(stored, list):
+        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, Mapping)}
+        if isinstance(named.get("default"), str):
+            return ChatTemplate(named["default"], tokens, named.get("tool_use"))
+    return None
