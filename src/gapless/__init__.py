@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gapless._version import __version__
+
 if TYPE_CHECKING:
     from gapless.llm import LLM
     from gapless.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
-__version__ = "0.1.0"
+
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
 
 

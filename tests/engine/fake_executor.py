@@ -49,12 +49,15 @@ class FakeExecutor:
         self._events: list[tuple[Any, ...]] = []
         self._closed = False
 
-    def admit(self, slot: int, sequence_id: int, token_ids: Any, blocks: Any, sampling: Any, num_cached: int = 0) -> None:
+    def admit(
+        self, slot: int, sequence_id: int, token_ids: Any, blocks: Any, sampling: Any, num_cached: int = 0
+    ) -> None:
         with self._changed:
             assert slot not in self.slots, "slot taken twice"
             assert 0 <= slot < self.max_num_seqs
             ids = [int(token_id) for token_id in token_ids]
-            assert ids and len(ids) + sampling.max_tokens <= self.max_seq_len
+            assert ids
+            assert len(ids) + sampling.max_tokens <= self.max_seq_len
             self.slots[slot] = Slot(sequence_id, ids, len(ids), [], sampling)
             self._take_blocks(self.slots[slot], blocks)
             self.admissions.append((slot, sequence_id))
@@ -110,7 +113,8 @@ class FakeExecutor:
     def _take_blocks(self, entry: Slot, blocks: Any) -> None:
         held = {block for slot in self.slots.values() for block in slot.blocks}
         for block in blocks:
-            assert 0 <= block < self.num_blocks and int(block) not in held, f"block {block} given twice"
+            assert 0 <= block < self.num_blocks
+            assert int(block) not in held, f"block {block} given twice"
             held.add(int(block))
             entry.blocks.append(int(block))
         entry.waits_for_blocks = False

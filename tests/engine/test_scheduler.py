@@ -117,7 +117,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open.remove(sequence)
         self.scheduler.finish(sequence)
         assert sequence.state is SequenceState.FINISHED
-        assert sequence.slot is None and not sequence.blocks
+        assert sequence.slot is None
+        assert not sequence.blocks
 
     @staticmethod
     def _final(sequence):
@@ -128,9 +129,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         s = self.scheduler
         running = list(s.running.values())
         slots = [q.slot for q in running]
-        assert len(set(slots)) == len(slots) and len(slots) + s.num_free_slots == 3
+        assert len(set(slots)) == len(slots)
+        assert len(slots) + s.num_free_slots == 3
         held = [block for q in running for block in q.blocks]
-        assert len(set(held)) == len(held) and len(held) + s.pool.num_free == 30
+        assert len(set(held)) == len(held)
+        assert len(held) + s.pool.num_free == 30
         assert 0 <= s._num_promised <= s.pool.num_free
         assert len(running) + len(s.waiting) == len(self.open)
 

@@ -1,4 +1,5 @@
-"""Decides who runs: requests wait, take a slot and blocks of the KV cache, and end in exactly one terminal event.
+"""Decides who runs: requests wait, take a slot and blocks of the KV cache, and end in exactly one terminal
+event.
 
 Sends commands to the native executor and reads its events; never computes anything of the model itself.
 """

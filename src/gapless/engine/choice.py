@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent, TopLogprobs
+from gapless.engine.events import (
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    RequestEvent,
+    TokenEvent,
+    TopLogprobs,
+)
 from gapless.engine.request import Request
 from gapless.sampling import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from gapless.sampling.outputs import LogprobsOfPosition
-
-if TYPE_CHECKING:
-    from gapless.tokenizer import Tokenizer
+from gapless.tokenizer import Detokenizer, StopStringMatcher, Tokenizer
 
 CancelChoice = Callable[[Request, int], None]
 
@@ -20,8 +24,6 @@ class ChoiceBuilder:
     """One choice: text without stop tokens and stop strings, token ids, log-probabilities."""
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
-        from gapless.tokenizer import Detokenizer, StopStringMatcher
-
         params = request.params
         self.output = CompletionOutput(index)
         if params.logprobs is not None:
@@ -30,10 +32,12 @@ class ChoiceBuilder:
         self._request = request
         self._tokenizer = tokenizer
         self._stop_token_ids = frozenset(request.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        # The prompt decides whether a space at the start of the text separates words or is the tokenizer's
+        # own.
+        self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
         self._matcher = None
         if params.stop_strings:
-            self._matcher = StopStringMatcher(params.stop_strings, include=params.include_stop_str_in_output)
+            self._matcher = StopStringMatcher(params.stop_strings, params.include_stop_str_in_output)
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._num_reported = 0  # tokens that chunks have shown
@@ -58,7 +62,8 @@ class ChoiceBuilder:
                 logprobs_of_position(self._tokenizer, event.token_id, event.logprob, event.rank, event.top)
             )
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + event.logprob
-        if event.token_id not in self._stop_token_ids:
+        # Embeddings may have more rows than the tokenizer has tokens; such a token stands for no text.
+        if event.token_id not in self._stop_token_ids and event.token_id < self._tokenizer.vocab_size:
             self._add_text(self._detokenizer.push(event.token_id))
 
     def finish(self, event: FinishEvent) -> None:
@@ -73,7 +78,10 @@ class ChoiceBuilder:
         self.output.finish_reason = event.reason.value
         if event.reason is FinishReason.STOP and self.output.token_ids:
             last = self.output.token_ids[-1]
-            if last in (self._request.params.stop_token_ids or ()) and last not in self._tokenizer.eos_token_ids:
+            if (
+                last in (self._request.params.stop_token_ids or ())
+                and last not in self._tokenizer.eos_token_ids
+            ):
                 self.output.stop_reason = last
 
     def take_chunk(self) -> StreamChunk | None:
@@ -100,10 +108,11 @@ class ChoiceBuilder:
         if self._matcher is None or len(self.output.token_ids) <= self._request.params.min_tokens:
             self._emit(text)
             return
-        self._emit(self._matcher.push(text))
-        if self._matcher.matched is not None:
+        visible, matched = self._matcher.push(text)
+        self._emit(visible)
+        if matched is not None:
             self.output.finish_reason = FinishReason.STOP.value
-            self.output.stop_reason = self._matcher.matched
+            self.output.stop_reason = matched
 
     def _emit(self, text: str) -> None:
         if text:
@@ -112,7 +121,7 @@ class ChoiceBuilder:
 
 
 class OutputBuilder:
-    """All choices of a request and its prompt's log-probabilities. `cancel` ends a choice that met a stop string."""
+    """All choices of a request and its prompt's log-probabilities. `cancel` ends a choice."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer, cancel: CancelChoice) -> None:
         self.request = request
@@ -140,7 +149,7 @@ class OutputBuilder:
             if isinstance(event, PromptLogprobsEvent):
                 self._add_prompt_logprobs(event)
                 continue
-            choice = touched[event.index] = self._choices[event.index]
+            choice = touched[event.choice] = self._choices[event.choice]
             if isinstance(event, FinishEvent):
                 if event.reason is FinishReason.ERROR:
                     self.error = event.message
@@ -148,7 +157,7 @@ class OutputBuilder:
             elif not choice.is_finished:
                 choice.add_token(event)
                 if choice.is_finished:
-                    self._cancel(self.request, event.index)
+                    self._cancel(self.request, event.choice)
         self._update()
         return [chunk for choice in touched.values() if (chunk := choice.take_chunk()) is not None]
 
@@ -180,8 +189,14 @@ def logprobs_of_position(
     tokenizer: Tokenizer, token_id: int, logprob: float, rank: int, top: TopLogprobs
 ) -> LogprobsOfPosition:
     """The chosen token first, then the most likely ones."""
-    result = {token_id: Logprob(logprob, rank, tokenizer.decode([token_id]))}
+    result = {token_id: Logprob(logprob, rank, _text_of(tokenizer, token_id))}
     for position, (other_id, other_logprob) in enumerate(top):
         if other_id not in result:
-            result[other_id] = Logprob(other_logprob, position + 1, tokenizer.decode([other_id]))
+            result[other_id] = Logprob(other_logprob, position + 1, _text_of(tokenizer, other_id))
     return result
+
+
+def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    if token_id >= tokenizer.vocab_size:
+        return ""
+    return tokenizer.token_to_piece(token_id).decode("utf-8", "replace")

@@ -7,7 +7,8 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,35 +68,35 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | SequenceOf[int],
+        token_ids: SequenceOf[int],
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
     ) -> RequestHandle:
-        """Takes a prompt (text or token ids) in and returns at once.
+        """Takes a prompt in and returns at once.
 
         Raises InvalidRequestError or ContextLengthError for what can never run, EngineError after the end.
         """
-        request = self.make_request(prompt, params or SamplingParams(), request_id=request_id)
+        request = self.make_request(token_ids, params or SamplingParams(), request_id=request_id)
         handle = RequestHandle(request, self.tokenizer, self.cancel)
         self.start(request)
         return handle
 
     def make_request(
         self,
-        prompt: str | SequenceOf[int],
+        token_ids: SequenceOf[int],
         params: SamplingParams,
         *,
+        prompt: str | None = None,
         request_id: str | None = None,
-        add_special_tokens: bool = True,
-        text: str | None = None,
     ) -> Request:
-        """A request checked against the model and the engine's limits, to be `start`ed. `text` is for the result."""
+        """A request checked against the model and the engine's limits, to be `start`ed. `prompt`: its text,
+        if any.
+
+        An empty prompt becomes the model's token for the beginning of a text.
+        """
         arrival_s = time.perf_counter()
-        if isinstance(prompt, str):
-            text = prompt if text is None else text
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-        token_ids = self._checked_prompt(prompt)
+        token_ids = self._checked_prompt(token_ids)
         self._check_params(params)
         stop_token_ids = dict.fromkeys(params.stop_token_ids or ())
         if not params.ignore_eos:
@@ -107,7 +108,7 @@ class Engine:
             params=params,
             max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
             stop_token_ids=tuple(stop_token_ids),
-            prompt=text,
+            prompt=prompt,
             arrival_s=arrival_s,
         )
         self._scheduler.check(request)
@@ -124,7 +125,7 @@ class Engine:
             self._admit()
 
     def cancel(self, request: Request, index: int | None = None) -> None:
-        """Ends choice `index` (None: all) with "abort", unless it has ended. Slots are free after the running step."""
+        """Ends choice `index` (None: all) with "abort", unless it has ended by the next step."""
         with self._lock:
             for sequence in request.sequences if index is None else [request.sequences[index]]:
                 if sequence.state is SequenceState.WAITING:
@@ -163,18 +164,21 @@ class Engine:
         try:
             token_ids = [_token_id(value) for value in prompt]
         except TypeError:
-            raise InvalidRequestError("A prompt is text or a list of token ids (integers).", param="prompt") from None
+            raise InvalidRequestError(
+                "A prompt is text or a list of token ids (integers).", param="prompt"
+            ) from None
         for position, token_id in enumerate(token_ids):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
-                    f"Token {position} of the prompt is {token_id}, but the vocabulary has {vocab_size} tokens "
-                    f"(0 to {vocab_size - 1}).",
+                    f"Token {position} of the prompt is {token_id}, but the vocabulary has {vocab_size} "
+                    f"tokens (0 to {vocab_size - 1}).",
                     param="prompt",
                 )
         if not token_ids:
             if (bos := self.tokenizer.bos_token_id) is None:
                 raise InvalidRequestError(
-                    "The prompt is empty, and this model has no token for the beginning of a text.", param="prompt"
+                    "The prompt is empty, and this model has no token for the beginning of a text.",
+                    param="prompt",
                 )
             token_ids = [bos]
         return token_ids
@@ -185,12 +189,14 @@ class Engine:
             for token_id in ids or ():
                 if token_id >= vocab_size:
                     raise InvalidRequestError(
-                        f"{name} names token {token_id}, but the vocabulary has {vocab_size} tokens.", param=name
+                        f"{name} names token {token_id}, but the vocabulary has {vocab_size} tokens.",
+                        param=name,
                     )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > vocab_size:
                 raise InvalidRequestError(
-                    f"{name} is {getattr(params, name)}, but the vocabulary has {vocab_size} tokens.", param=name
+                    f"{name} is {getattr(params, name)}, but the vocabulary has {vocab_size} tokens.",
+                    param=name,
                 )
 
     # --- under the lock ---
@@ -229,7 +235,9 @@ class Engine:
             stop_token_ids=list(request.stop_token_ids),
             min_tokens=min(params.min_tokens, request.max_tokens),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
-            num_prompt_logprobs=params.prompt_logprobs if first and params.prompt_logprobs is not None else -1,
+            num_prompt_logprobs=params.prompt_logprobs
+            if first and params.prompt_logprobs is not None
+            else -1,
             logit_bias=None if params.logit_bias is None else dict(params.logit_bias),
         )
 
@@ -302,7 +310,9 @@ class Engine:
         elif kind == "finished":
             self._scheduler.finish(sequence)
             reason = FinishReason(fields[1])
-            message = "The executor could not go on with this request." if reason is FinishReason.ERROR else ""
+            message = (
+                "The executor could not go on with this request." if reason is FinishReason.ERROR else ""
+            )
             batch.append(FinishEvent(sequence.index, reason, now_s, message))
         elif kind == "prompt_logprobs":
             batch.append(PromptLogprobsEvent(*fields[1:]))

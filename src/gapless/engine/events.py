@@ -20,7 +20,7 @@ class FinishReason(Enum):
 class TokenEvent(NamedTuple):
     """A new token. `logprob` is None unless asked for; `rank` 1 is the most likely token."""
 
-    index: int  # which choice
+    choice: int
     token_id: int
     logprob: float | None
     rank: int
@@ -38,9 +38,9 @@ class PromptLogprobsEvent(NamedTuple):
 
 
 class FinishEvent(NamedTuple):
-    """The one terminal event of choice `index`; `message` explains an error."""
+    """The one terminal event of a choice; `message` explains an error."""
 
-    index: int
+    choice: int
     reason: FinishReason
     time_s: float
     message: str = ""

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class RequestHandle:
     """One request; for one consumer at a time.
 
-    Iterating (also with `async for`) gives `StreamChunk`s until every choice has ended; it raises EngineError when the
-    engine fails. Stop strings take effect as the handle is read.
+    Iterating (also with `async for`) gives `StreamChunk`s until every choice has ended; it raises EngineError
+    when the engine fails. Stop strings take effect as the handle is read.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, cancel: Callable[[Request, int | None], None]) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, cancel: Callable[[Request, int | None], None]
+    ) -> None:
         self._request = request
         self._cancel = cancel
         self._builder = OutputBuilder(request, tokenizer, cancel)
@@ -50,7 +52,7 @@ class RequestHandle:
         self._cancel(self._request, None)
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Waits for the end. TimeoutError after `timeout` seconds (the request goes on), EngineError on failure."""
+        """Waits for the end. TimeoutError after `timeout` s (the request goes on), EngineError on failure."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._builder.output.finished:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,8 +1,8 @@
 """First come, first served into a fixed table of slots.
 
-A sequence enters when a slot is free and the pool can promise all blocks it may ever need; so none ever waits for
-another's blocks in mid-stream and nothing has to be preempted. Blocks are handed out as it grows. All methods are to
-be called under the engine's lock.
+A sequence enters when a slot is free and the pool can promise all blocks it may ever need; so none ever waits
+for another's blocks in mid-stream and nothing has to be preempted. Blocks are handed out as it grows. All
+methods are to be called under the engine's lock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gapless.engine.block_pool import BlockPool
 from gapless.engine.request import Request, Sequence, SequenceState
 from gapless.errors import ContextLengthError
 
-# Blocks are granted this far ahead of the last token, so that the loop never sits a step out for Python: 128 tokens
-# are more than half a second at the speed of the fastest single stream.
+# Blocks are granted this far ahead of the last token, so that the loop never sits a step out for Python: 128
+# tokens are more than half a second at the speed of the fastest single stream.
 LOOKAHEAD_TOKENS = 128
 
 
@@ -47,16 +47,16 @@ class Scheduler:
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
         if num_prompt >= limit:
             raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens, but max_model_len is {limit} and at least one new token must "
-                "fit: shorten the prompt or raise max_model_len.",
+                f"The prompt has {num_prompt} tokens, but max_model_len is {limit} and at least one new "
+                "token must fit: shorten the prompt or raise max_model_len.",
                 param="prompt",
             )
         needed = self._blocks(num_prompt + request.max_tokens)
         if needed > self.config.num_blocks:
             capacity = self.config.num_blocks * self.config.block_size
             raise ContextLengthError(
-                f"{num_prompt} prompt tokens and max_tokens={request.max_tokens} do not fit into the KV cache of "
-                f"{capacity} tokens: lower max_tokens or raise kv_cache_gib.",
+                f"{num_prompt} prompt tokens and max_tokens={request.max_tokens} do not fit into the KV "
+                f"cache of {capacity} tokens: lower max_tokens or raise kv_cache_gib.",
                 param="max_tokens",
             )
 
@@ -88,7 +88,9 @@ class Scheduler:
     def wants_blocks(self, sequence: Sequence) -> bool:
         """Whether the blocks of a running sequence end within half the look-ahead, and it may need more."""
         capacity = len(sequence.blocks) * self.config.block_size
-        return capacity < sequence.num_tokens + LOOKAHEAD_TOKENS // 2 and len(sequence.blocks) < self._worst_case(sequence)
+        return capacity < sequence.num_tokens + LOOKAHEAD_TOKENS // 2 and len(
+            sequence.blocks
+        ) < self._worst_case(sequence)
 
     def extend(self, sequence: Sequence, at_least: int = 0) -> list[int]:
         """More blocks for a running sequence, out of those promised to it; empty when it has all of them."""
@@ -100,7 +102,8 @@ class Scheduler:
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
         else:
-            assert sequence.state is SequenceState.RUNNING and sequence.slot is not None
+            assert sequence.state is SequenceState.RUNNING
+            assert sequence.slot is not None
             del self.running[sequence.id]
             self._num_promised -= self._worst_case(sequence) - len(sequence.blocks)
             self.pool.free(sequence.blocks)

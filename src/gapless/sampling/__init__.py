@@ -1,4 +1,4 @@
-"""What a user asks of a generation and what comes back: parameters and results, plain data without an engine."""
+"""What a user asks of a generation and what comes back: plain data, without an engine."""
 
 from gapless.sampling.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from gapless.sampling.params import SamplingParams

@@ -1,4 +1,4 @@
-"""Checks of single values, with one error for every way to be wrong: it names the field, the value and the limit."""
+"""Checks of single values: the error names the field, the value and the limit."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Logprob:
-    """One token's natural-log probability after the sampling penalties, and its rank (1 is the most likely)."""
+    """A token's natural-log probability and its rank (1 is the most likely)."""
 
     logprob: float
     rank: int

@@ -14,7 +14,8 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters, with vLLM's names and defaults. None stands for a field's default, but for `max_tokens`.
+    """Sampling parameters, with vLLM's names and defaults. None stands for a field's default, but for
+    `max_tokens`.
 
     Raises InvalidRequestError (with `param`) for a value of the wrong type or out of its range.
     """
@@ -69,7 +70,10 @@ class SamplingParams:
             self._set(name, check.real(name, getattr(self, name), 0.0, 1.0))
         for name in ("presence_penalty", "frequency_penalty"):
             self._set(name, check.real(name, getattr(self, name), -2.0, 2.0))
-        self._set("repetition_penalty", check.real("repetition_penalty", self.repetition_penalty, 0.0, open_low=True))
+        self._set(
+            "repetition_penalty",
+            check.real("repetition_penalty", self.repetition_penalty, 0.0, open_low=True),
+        )
         for name in ("logprobs", "prompt_logprobs", "seed"):
             if (value := getattr(self, name)) is not None:
                 low, high = (-(2**63), 2**64 - 1) if name == "seed" else (0, None)

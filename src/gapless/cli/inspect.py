@@ -1,0 +1,128 @@
+"""`gapless inspect`: what is in a model file, without loading it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+import typer
+
+from gapless import hub
+from gapless.errors import GaplessError
+from gapless.loading import Checkpoint, open_checkpoint
+
+_MAX_SHOWN_CHARACTERS = 100
+_MAX_SHOWN_ITEMS = 16
+_KV_BYTES_PER_VALUE = 2  # f16
+
+
+def inspect_model(model: str, as_json: bool) -> None:
+    """Prints metadata, tensors, types and memory need."""
+    with open_checkpoint(hub.resolve(model)) as checkpoint:
+        report = _report(checkpoint)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2, allow_nan=False, default=str))
+    else:
+        _print(report)
+
+
+def _report(checkpoint: Checkpoint) -> dict[str, Any]:
+    types: Counter[str] = Counter()
+    type_bytes: Counter[str] = Counter()
+    for info in checkpoint.tensors.values():
+        types[info.type.name] += 1
+        type_bytes[info.type.name] += info.nbytes
+    return {
+        "path": str(checkpoint.path),
+        "kind": checkpoint.kind.value,
+        "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
+        "types": {name: {"tensors": count, "bytes": type_bytes[name]} for name, count in types.most_common()},
+        "parameters": sum(info.num_values for info in checkpoint.tensors.values()),
+        "memory": _memory(checkpoint),
+        "tensors": [
+            {"name": info.name, "type": info.type.name, "shape": list(info.shape), "bytes": info.nbytes}
+            for info in checkpoint.tensors.values()
+        ],
+    }
+
+
+def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Bytes of the weights and of the KV cache; for the latter the network must be one that Gapless knows."""
+    memory: dict[str, Any] = {"weight_bytes": checkpoint.total_bytes}
+    try:
+        from gapless.models.registry import find_architecture, read_config
+
+        config = read_config(checkpoint, find_architecture(checkpoint))
+    except GaplessError as error:
+        return {**memory, "unsupported": str(error)}
+    per_token = config.kv_values_per_token * _KV_BYTES_PER_VALUE
+    return {
+        **memory,
+        "context_length": config.context_length,
+        "kv_bytes_per_1k_tokens": per_token * 1024,
+        "kv_bytes_of_full_context": per_token * config.context_length,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Metadata as JSON can hold it; long arrays only by their length."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (str, int, float)) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if not isinstance(value, Iterable) or not isinstance(value, Sized):
+        return str(value)
+    if len(value) > _MAX_SHOWN_ITEMS:
+        return f"[{len(value)} items]"
+    return [_plain(item) for item in (value.tolist() if hasattr(value, "tolist") else value)]
+
+
+def _print(report: dict[str, Any]) -> None:
+    typer.secho(
+        f"{report['path']} ({report['kind']}, {report['parameters'] / 1e6:.1f} M parameters)", bold=True
+    )
+    _heading("Metadata")
+    _table([[key, _short(value)] for key, value in report["metadata"].items()])
+    _heading("Tensors")
+    _table(
+        [[t["name"], t["type"], "x".join(map(str, t["shape"])), _size(t["bytes"])] for t in report["tensors"]]
+    )
+    _heading("Types")
+    _table([[name, f"{t['tensors']} tensors", _size(t["bytes"])] for name, t in report["types"].items()])
+    _heading("Memory")
+    memory = report["memory"]
+    rows = [["weights", _size(memory["weight_bytes"])]]
+    if "unsupported" in memory:
+        rows.append(["cannot be run", memory["unsupported"]])
+    else:
+        rows.append(["KV cache per 1024 tokens", _size(memory["kv_bytes_per_1k_tokens"])])
+        full = f"KV cache of the full context ({memory['context_length']} tokens)"
+        rows.append([full, _size(memory["kv_bytes_of_full_context"])])
+    _table(rows)
+
+
+def _heading(text: str) -> None:
+    typer.echo()
+    typer.secho(text, bold=True)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo(
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[: _MAX_SHOWN_CHARACTERS - 3] + "..."
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.1f} KiB"

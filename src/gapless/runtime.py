@@ -1,0 +1,108 @@
+"""Puts a running model together: files, tokenizer, Program, KV cache, executor and engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gapless import hub
+from gapless.config import EngineConfig
+from gapless.engine import Engine, EngineLimits
+from gapless.engine.memory import GIB, plan_kv
+
+if TYPE_CHECKING:
+    from gapless.models.loader import LoadedModel
+    from gapless.tokenizer import Tokenizer
+
+logger = logging.getLogger("gapless")
+
+LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
+
+# Rows of logits that are computed at once. More would only make the buffer larger: it holds the whole
+# vocabulary in f32.
+_MAX_LOGIT_ROWS = 64
+_KV_BYTES_PER_VALUE = 2  # f16
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A model that runs. `isa` and the sizes are for reports."""
+
+    path: Path
+    model: LoadedModel
+    tokenizer: Tokenizer
+    engine: Engine
+    isa: str
+    num_threads: int
+    kv_bytes: int
+    load_s: float
+
+    def close(self) -> None:
+        """Ends the engine, then lets go of the files. Idempotent."""
+        self.engine.close()
+        self.model.checkpoint.close()
+
+
+def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime:
+    """Loads the model and starts its engine.
+
+    LoadError if the model is missing or cannot be run, InvalidRequestError if the configuration does not fit
+    it.
+    """
+    from gapless import _native
+    from gapless.models.loader import load_model
+    from gapless.tokenizer import load_tokenizer
+
+    started = time.perf_counter()
+    path = hub.resolve(config.model)
+    cpu = _native.cpu_info()
+    num_threads = config.num_threads or int(cpu["num_threads"])
+    model = load_model(
+        path,
+        quant=config.quant,
+        activations=config.activations,
+        num_threads=num_threads,
+        max_step_tokens=config.max_step_tokens,
+        max_logit_rows=min(config.max_num_seqs, _MAX_LOGIT_ROWS),
+        max_model_len=config.max_model_len,
+        progress=progress,
+    )
+    tokenizer = load_tokenizer(model.checkpoint)
+    block_size = _native.Executor.block_size
+    plan = plan_kv(
+        bytes_per_token=model.config.kv_values_per_token * _KV_BYTES_PER_VALUE,
+        block_size=block_size,
+        context_length=model.config.context_length,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        kv_cache_gib=config.kv_cache_gib,
+    )
+    executor = _native.Executor(
+        model.program,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_seq_len=plan.max_model_len,
+        max_step_tokens=config.max_step_tokens,
+        num_threads=num_threads,
+    )
+    limits = EngineLimits(config.max_num_seqs, plan.max_model_len, plan.num_blocks, model.config.vocab_size)
+    engine = Engine(executor, tokenizer, limits, _native.Sampling)
+    load_s = time.perf_counter() - started
+    logger.info(
+        "%s: ISA %s, %d threads, activations %s, weights %.2f GiB, KV cache of %d tokens (%.2f GiB when "
+        "full), sequences of up to %d tokens, loaded in %.2f s",
+        path.name,
+        cpu["isa"],
+        num_threads,
+        config.activations,
+        model.program.weight_bytes / GIB,
+        plan.num_blocks * block_size,
+        executor.kv_bytes / GIB,
+        plan.max_model_len,
+        load_s,
+    )
+    return Runtime(path, model, tokenizer, engine, str(cpu["isa"]), num_threads, executor.kv_bytes, load_s)
