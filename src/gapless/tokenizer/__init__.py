@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizers of GGUF files and Hugging Face folders, chat templates, streaming."""
+"""Text to token ids and back: tokenizers of GGUF files and tokenizer.json, chat templates, streaming."""
 
 from gapless.tokenizer.chat_template import ChatTemplate
 from gapless.tokenizer.detokenizer import Detokenizer, StopStringMatcher

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gapless.tokenizer.pretokenizers import PreTokenizer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ByteLevelEncoder:
     """Encodes plain text; implements `TextEncoder`."""
 
-    def __init__(self, ids: dict[str, int], merges: Iterable[str], pre_tokenizer: PreTokenizer) -> None:
+    def __init__(self, ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer) -> None:
         """`ids` of the pieces that text may become. UnicodeError if a piece is not UTF-8."""
         self._tokenizer = _build(ids, merges, pre_tokenizer)
 
@@ -24,10 +24,10 @@ class ByteLevelEncoder:
         return ids
 
 
-def _build(ids: dict[str, int], merges: Iterable[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
+def _build(ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    model = models.BPE(ids, _pairs(merges, ids), ignore_merges=pre_tokenizer.ignore_merges)
+    model = models.BPE(ids, _Pairs(merges, ids), ignore_merges=pre_tokenizer.ignore_merges)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -38,11 +38,23 @@ def _build(ids: dict[str, int], merges: Iterable[str], pre_tokenizer: PreTokeniz
     return tokenizer
 
 
-def _pairs(merges: Iterable[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Merges as pairs, without those whose result is no piece (any more)."""
-    pairs = []
-    for merge in merges:
-        left, _, right = merge.partition(" ")
-        if left + right in ids and left in ids and right in ids:
-            pairs.append((left, right))
-    return pairs
+class _Pairs(Sequence[tuple[str, str]]):
+    """Merges as pairs, made while the library reads them: a list of them would take 30 MB for a moment."""
+
+    def __init__(self, merges: Sequence[str], ids: dict[str, int]) -> None:
+        self._merges = merges
+        self._ids = ids
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Leaves out merges whose result is no piece, or is markup."""
+        ids = self._ids
+        for merge in self._merges:
+            left, _, right = merge.partition(" ")
+            if left + right in ids and left in ids and right in ids:
+                yield left, right
+
+    def __len__(self) -> int:
+        return len(self._merges)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError("merges are read in order, once")

@@ -12,8 +12,8 @@ from gapless.tokenizer.tokenizer import Tokenizer
 class Detokenizer:
     """Turns the ids of one sequence into text, one at a time.
 
-    All that `push` and `finish` return, joined, is `tokenizer.decode` of all ids. With `prompt_ids` it is what
-    the ids add to the decoded prompt: the space at the start of the first word is kept.
+    All that `push` and `finish` return, joined, is `tokenizer.decode` of all ids. With `prompt_ids` it is
+    what the ids add to the decoded prompt: the space at the start of the first word is kept.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Detokenizer:
 class StopStringMatcher:
     """Finds the first stop string in text that arrives in pieces.
 
-    Only a suffix that could still become a stop string is held back. The match that is complete first wins, and
-    of two that end at the same place, the longer: the result does not depend on how the text is cut.
+    Only a suffix that could still become a stop string is held back. The match that is complete first wins,
+    and of two that end at the same place, the longer: the result does not depend on how the text is cut.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False) -> None:
@@ -56,7 +56,9 @@ class StopStringMatcher:
             stop = [stop]
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"A stop string must be a non-empty string, not {text!r}.", param="stop")
+                raise InvalidRequestError(
+                    f"A stop string must be a non-empty string, not {text!r}.", param="stop"
+                )
         self._stop = tuple(dict.fromkeys(stop))
         self._include = include_stop_str_in_output
         self._longest = max(map(len, self._stop), default=0)
@@ -64,7 +66,10 @@ class StopStringMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that can be shown now, and the stop string if one is complete. After a match nothing follows."""
+        """Text that can be shown now, and the stop string if one is complete.
+
+        After a match nothing more is shown.
+        """
         if self.matched is not None:
             return "", self.matched
         text = self._held + text

@@ -37,7 +37,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind is None:
         raise FormatError("The GGUF file has no tokenizer: the key 'tokenizer.ggml.model' is missing.")
     raise UnsupportedModelError(
-        f"Tokenizers of kind {kind!r} are not supported; known kinds: 'gpt2' (byte-level BPE), 'llama' (SentencePiece)."
+        f"Tokenizers of kind {kind!r} are not supported; known are 'gpt2' (byte-level BPE) and 'llama' "
+        "(SentencePiece)."
     )
 
 
@@ -81,7 +82,9 @@ class _Builder:
     def required(self, name: str) -> Any:
         value = self.get(name)
         if value is None or (name != "merges" and len(value) == 0):
-            raise FormatError(f"The GGUF file's tokenizer is incomplete: '{_PREFIX}{name}' is missing or empty.")
+            raise FormatError(
+                f"The GGUF file's tokenizer is incomplete: '{_PREFIX}{name}' is missing or empty."
+            )
         return value
 
     def _tokenizer(
@@ -104,12 +107,14 @@ class _Builder:
         token_id = kinds.find(TokenKind.BYTE)
         while token_id >= 0:
             if not _BYTE_PIECE.fullmatch(pieces[token_id]):
-                raise FormatError(f"Token {token_id} is of type byte, but is {pieces[token_id]!r}, not '<0x…>'.")
+                raise FormatError(
+                    f"Token {token_id} is of type byte, but is {pieces[token_id]!r}, not '<0x…>'."
+                )
             token_id = kinds.find(TokenKind.BYTE, token_id + 1)
         return kinds
 
     def _text_ids(self) -> dict[str, int]:
-        """Ids of the pieces that plain text may become, without markup; the builder's own table is given away."""
+        """Ids of the pieces that text may become, without markup. The builder's own table is given away."""
         ids, self.ids = self.ids, {}
         for token_id in self.vocabulary.ids_of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.BYTE):
             ids.pop(self.vocabulary.pieces[token_id], None)
@@ -119,8 +124,8 @@ class _Builder:
         name = self.get("pre")
         if name in (None, "", "default"):
             logger.warning(
-                "The GGUF file does not say how its tokenizer splits text into words; using the common default. "
-                "Token ids may differ from the original model's; a newer conversion would fix that."
+                "The GGUF file does not say how its tokenizer splits text into words; using the common "
+                "default. Token ids may differ from the original model's; a newer conversion would fix that."
             )
             name = "default"
         if name not in PRE_TOKENIZERS:
@@ -137,7 +142,11 @@ class _Builder:
         default_eos: int | None = None,
         strips_leading_space: bool = False,
     ) -> TokenizerSettings:
-        ends = {self._token_id("eos_token_id", default_eos), self._token_id("eot_token_id"), self._token_id("eom_token_id")}
+        ends = {
+            self._token_id("eos_token_id", default_eos),
+            self._token_id("eot_token_id"),
+            self._token_id("eom_token_id"),
+        }
         ends |= {self.ids[text] for text in well_known.END_OF_TURN & self.ids.keys()}
         return TokenizerSettings(
             bos_token_id=self._token_id("bos_token_id", default_bos),

@@ -59,7 +59,8 @@ class ControlTextGuard:
             return self._with_guards(value, character)
         if isinstance(value, Mapping):
             return {
-                self._protected(key, character): self._protected(item, character) for key, item in value.items()
+                self._protected(key, character): self._protected(item, character)
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             return [self._protected(item, character) for item in value]
@@ -67,7 +68,9 @@ class ControlTextGuard:
 
     def _with_guards(self, text: str, character: str) -> str:
         points = sorted(self._weak_points(text))
-        return character.join(text[start:end] for start, end in zip([0, *points], [*points, None], strict=True))
+        return character.join(
+            text[start:end] for start, end in zip([0, *points], [*points, None], strict=True)
+        )
 
     def _weak_points(self, text: str) -> set[int]:
         """Where guards belong: behind the first character of each control token or beginning of one."""

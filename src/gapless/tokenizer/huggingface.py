@@ -30,8 +30,8 @@ def tokenizer_from_hf(directory: Path) -> Tokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise LoadError(
-            f"{directory} has no tokenizer.json, which Gapless needs. Older models have only tokenizer.model or "
-            "vocab.json; transformers' AutoTokenizer can save the missing file."
+            f"{directory} has no tokenizer.json, which Gapless needs. Older models have only tokenizer.model "
+            "or vocab.json; transformers' AutoTokenizer can save the missing file."
         )
     definition = _json_object(path)
     config = _json_object(directory / "tokenizer_config.json", missing_ok=True)
@@ -128,8 +128,8 @@ def _piece_style(definition: Mapping[str, Any], path: Path) -> PieceStyle:
     if kinds & {"Metaspace", "ByteFallback", "Replace"}:
         return PieceStyle.SENTENCEPIECE
     raise UnsupportedModelError(
-        f"{path}: decoder {', '.join(map(str, kinds)) or 'none'} is not supported; known are ByteLevel, Metaspace and "
-        "ByteFallback."
+        f"{path}: decoder {', '.join(map(str, kinds)) or 'none'} is not supported; known are ByteLevel, "
+        "Metaspace and ByteFallback."
     )
 
 
@@ -138,7 +138,9 @@ def _strips_leading_space(definition: Mapping[str, Any]) -> bool:
         if part.get("type") == "Strip" and part.get("content") == " " and part.get("start", 0) > 0:
             return True
         if part.get("type") == "Metaspace":
-            return bool(part.get("prepend_scheme", "always") != "never" and part.get("add_prefix_space", True))
+            return bool(
+                part.get("prepend_scheme", "always") != "never" and part.get("add_prefix_space", True)
+            )
     return False
 
 
@@ -157,7 +159,9 @@ def _adds_bos(definition: Mapping[str, Any], config: Mapping[str, Any], bos: str
     if isinstance(config.get("add_bos_token"), bool):
         return bool(config["add_bos_token"])
     for part in _parts(definition.get("post_processor")):
-        first = next(iter(part.get("single") or ()), None) if part.get("type") == "TemplateProcessing" else None
+        first = (
+            next(iter(part.get("single") or ()), None) if part.get("type") == "TemplateProcessing" else None
+        )
         if isinstance(first, Mapping) and first.get("SpecialToken", {}).get("id") == bos:
             return True
     return False
@@ -170,7 +174,7 @@ def _end_ids(
     vocabulary: Vocabulary,
 ) -> Iterator[int]:
     eos = _token_text(config.get("eos_token"))
-    if eos in ids:
+    if eos is not None and eos in ids:
         yield ids[eos]
     for model_config in model_configs:
         stored = model_config.get("eos_token_id", model_config.get("text_config", {}).get("eos_token_id"))
@@ -198,7 +202,9 @@ def _token_text(token: Any) -> str | None:
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    tokens = {name: text for name in _TEMPLATE_VARIABLES if (text := _token_text(config.get(name))) is not None}
+    tokens = {
+        name: text for name in _TEMPLATE_VARIABLES if (text := _token_text(config.get(name))) is not None
+    }
     file = directory / "chat_template.jinja"
     if file.is_file():
         return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
@@ -208,7 +214,11 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate |
     if isinstance(stored, str):
         return ChatTemplate(stored, tokens)
     if isinstance(stored, list):
-        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, Mapping)}
-        if isinstance(named.get("default"), str):
+        named = {
+            entry["name"]: entry["template"]
+            for entry in stored
+            if isinstance(entry, Mapping) and isinstance(entry.get("template"), str) and "name" in entry
+        }
+        if "default" in named:
             return ChatTemplate(named["default"], tokens, named.get("tool_use"))
     return None

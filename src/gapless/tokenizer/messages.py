@@ -74,7 +74,9 @@ def _tool_calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
     for i, call in enumerate(tool_calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InvalidRequestError(f"{where}[{i}] must have a function with a name.", param=f"{where}[{i}]")
+            raise InvalidRequestError(
+                f"{where}[{i}] must have a function with a name.", param=f"{where}[{i}]"
+            )
         arguments = _parsed(function.get("arguments", {}))
         normalized.append({**call, "function": {**function, "arguments": arguments}})
     return normalized

@@ -21,12 +21,9 @@ _LOWER_END = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p
 _UPPER_START = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
 _AFTER_DIGITS_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_LOWER_END}|{_UPPER_START}|\p{{N}}" + _AFTER_DIGITS_SLASH
-_GPT4O = (
-    rf"{_LOWER_END}{_CONTRACTIONS}?|{_UPPER_START}{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _AFTER_DIGITS_SLASH
-)
+_GPT4O = rf"{_LOWER_END}{_CONTRACTIONS}?|{_UPPER_START}{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _AFTER_DIGITS_SLASH
 _SEED_CODER = (
-    _CONTRACTIONS
-    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BAILING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -73,8 +70,8 @@ _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][
 _FAMILIES: dict[tuple[str, ...], PreTokenizer] = {
     ("default",): _DEFAULT,
     (
-        "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "trillion", "granite-docling", "exaone4", "mellum",
-        "a.x-4.0",
+        "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "trillion", "granite-docling", "exaone4",
+        "mellum", "a.x-4.0",
     ): PreTokenizer((_GPT2,)),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"): PreTokenizer(
         (_LLAMA3,), ignore_merges=True, adds_bos=True

@@ -119,11 +119,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             concatenation.nodes = [_filter("joined", parts)]
         return template
 
-    def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call `__obj`, counted and bounded."""
         _budget.get().spend()
         method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
-        _check_operands(getattr(method, "__name__", ""), getattr(method, "__self__", None), *args, *kwargs.values())
+        _check_operands(
+            getattr(method, "__name__", ""), getattr(method, "__self__", None), *args, *kwargs.values()
+        )
         return _checked(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -136,7 +138,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}` marks what a model is trained on; here it only groups."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (declared by the base class)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The statements inside."""
@@ -144,7 +146,8 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _filter(name: str, value: nodes.Expr) -> nodes.Filter:
+def _filter(name: str, value: nodes.Node) -> nodes.Filter:
+    assert isinstance(value, nodes.Expr)
     return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 

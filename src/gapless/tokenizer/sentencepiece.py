@@ -119,7 +119,8 @@ class SentencePieceEncoder:
 
 def _word_pattern(pieces: Iterable[str]) -> re.Pattern[str]:
     """Matches a stretch of text that no piece reaches across: marks, then anything up to the next mark."""
-    bridges = set(_BEFORE_MARK.findall("\0".join(pieces)))  # characters after which a mark may not begin a word
+    # Characters after which a mark may be inside a piece, and so must not begin a word.
+    bridges = set(_BEFORE_MARK.findall("\0".join(pieces)))
     inner = f"[^{WORD_MARK}]+"
     if bridges:
         inner += f"|(?<=[{re.escape(''.join(sorted(bridges)))}]){WORD_MARK}+"

@@ -111,9 +111,10 @@ class Tokenizer:
         return self._with_bos(self._encoder.encode(_checked_text(text), parse_special), add_special_tokens)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special_tokens` leaves control tokens out.
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
-        InvalidRequestError if an id is not in the vocabulary.
+        `skip_special_tokens` leaves control tokens out. InvalidRequestError if an id is not in the
+        vocabulary.
         """
         checked = [self._checked_id(token_id) for token_id in ids]
         text = b"".join(self._visible_bytes(token_id, skip_special_tokens) for token_id in checked)
@@ -126,7 +127,7 @@ class Tokenizer:
         return self.vocabulary.is_control(self._checked_id(token_id))
 
     def token_to_piece(self, token_id: int) -> bytes:
-        """Bytes that one token stands for, possibly a part of a character. InvalidRequestError as `decode`."""
+        """Bytes that a token stands for, maybe a part of a character. InvalidRequestError as `decode`."""
         return self.vocabulary.piece_bytes(self._checked_id(token_id))
 
     def encode_chat(
@@ -143,7 +144,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise TemplateError(
-                "This model has no chat template, so it cannot chat. Raw completion of a text prompt still works."
+                "This model has no chat template, so it cannot chat. Raw completion of a text prompt still "
+                "works."
             )
         try:
             guarded = self._guard.protect(
@@ -174,7 +176,9 @@ class Tokenizer:
         try:
             checked = index(token_id)
         except TypeError:
-            raise InvalidRequestError(f"Token id {token_id!r} is not an integer.", param="token_ids") from None
+            raise InvalidRequestError(
+                f"Token id {token_id!r} is not an integer.", param="token_ids"
+            ) from None
         if not 0 <= checked < self.vocab_size:
             raise InvalidRequestError(
                 f"Token id {checked} is outside the vocabulary of {self.vocab_size} tokens (0 to "

@@ -26,6 +26,30 @@ END_OF_TURN = frozenset(
 # Files mark some of these as ordinary text; no text that a user writes may become one of them.
 ALWAYS_CONTROL = END_OF_TURN | {"</s>", "<|im_start|>", "<start_of_turn>", "<|start_header_id|>"}
 
-FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "[PREFIX]")
-FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "[SUFFIX]")
-FIM_MIDDLE = ("<|fim_middle|>", "<fim_middle>", "<fim-middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "[MIDDLE]")
+FIM_PREFIX = (
+    "<|fim_prefix|>",
+    "<fim_prefix>",
+    "<fim-prefix>",
+    "<｜fim▁begin｜>",
+    "<PRE>",
+    "▁<PRE>",
+    "[PREFIX]",
+)
+FIM_SUFFIX = (
+    "<|fim_suffix|>",
+    "<fim_suffix>",
+    "<fim-suffix>",
+    "<｜fim▁hole｜>",
+    "<SUF>",
+    "▁<SUF>",
+    "[SUFFIX]",
+)
+FIM_MIDDLE = (
+    "<|fim_middle|>",
+    "<fim_middle>",
+    "<fim-middle>",
+    "<｜fim▁end｜>",
+    "<MID>",
+    "▁<MID>",
+    "[MIDDLE]",
+)
