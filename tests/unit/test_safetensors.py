@@ -120,7 +120,7 @@ def test_header_too_large(length: int) -> None:
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply|not valid JSON"),
         (b'{"a": ' + b"9" * 100_000 + b"}", "a number of 100000 digits"),
         (b'{"a": [' + b"{}," * 1_100_000 + b"0]}", "too many entries"),
-        (b'{"a": [' + b"0," * 4_200_000 + b"0]}", "too many entries"),
+        (b'{"a": [' + b"0," * 1_100_000 + b"0]}", "too many entries"),
     ],
 )
 def test_header_that_is_no_json_object(header: bytes, message: str) -> None:

@@ -40,7 +40,7 @@ class TensorInfo:
         return count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A model's tensors and metadata, from one GGUF file or set, or from one Hugging Face folder.
 

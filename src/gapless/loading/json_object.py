@@ -9,10 +9,10 @@ from gapless.errors import FormatError
 
 # The limit of the safetensors format for its header; configs are far smaller.
 MAX_JSON_BYTES = 100_000_000
-# Python values are larger than their text. These limits (a header of 300k tensors is within both) keep a text
-# of nothing but brackets or commas from costing many times its size.
+# Python values are larger than their text. These limits (a header of 200k tensors is within both) keep a text
+# of nothing but brackets or commas from costing more than about 250 MB.
 _MAX_BRACKETS = 1 << 20
-_MAX_COMMAS = 1 << 22
+_MAX_COMMAS = 1 << 20
 _MAX_DIGITS = 30
 
 
