@@ -53,12 +53,12 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
     LoadError if the model is missing or cannot be run, InvalidRequestError if the configuration does not fit
     it.
     """
+    path = hub.resolve(config.model)
+    started = time.perf_counter()
     from gapless import _native
     from gapless.models.loader import load_model
     from gapless.tokenizer import load_tokenizer
 
-    started = time.perf_counter()
-    path = hub.resolve(config.model)
     cpu = _native.cpu_info()
     num_threads = config.num_threads or int(cpu["num_threads"])
     model = load_model(
