@@ -1,0 +1,63 @@
+"""The tool that passes are written with."""
+
+from __future__ import annotations
+
+from gapless.graph.ir import Domain, Form, Graph, Node, Value, check
+
+
+class Rewriter:
+    """Looks at a graph, collects replacements of its nodes, and applies them all at once.
+
+    New nodes stand where the node they replace stood, so a pass that fuses several replaces the last of them.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._next_id = graph.next_id()
+        self._position = {id(node): index for index, node in enumerate(graph.nodes)}
+        self._producer = {value: node for node in graph.nodes for value in node.outputs}
+        self._readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for value in node.inputs:
+                self._readers.setdefault(value, []).append(node)
+        self._replaced: dict[int, tuple[Node, ...]] = {}
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self._graph.nodes
+
+    def producer(self, value: Value | None) -> Node | None:
+        """The node that makes a value, as the graph was before any replacement."""
+        return None if value is None else self._producer.get(value)
+
+    def readers(self, value: Value) -> list[Node]:
+        return self._readers.get(value, [])
+
+    def has_one_reader(self, value: Value) -> bool:
+        return len(self.readers(value)) == 1 and value != self._graph.logits
+
+    def is_dead_after(self, value: Value, node: Node) -> bool:
+        """Whether no later node reads the value."""
+        last = self._position[id(node)]
+        return value != self._graph.logits and all(self._position[id(r)] <= last for r in self.readers(value))
+
+    def value(self, width: int, domain: Domain, form: Form = Form.F32) -> Value:
+        """A new value."""
+        self._next_id += 1
+        return Value(self._next_id - 1, width, domain, form)
+
+    def is_replaced(self, node: Node) -> bool:
+        return id(node) in self._replaced
+
+    def replace(self, node: Node, *new: Node) -> None:
+        """Puts `new` in the place of a node; nothing removes it."""
+        assert not self.is_replaced(node)
+        self._replaced[id(node)] = new
+
+    def finish(self) -> Graph:
+        nodes: list[Node] = []
+        for node in self._graph.nodes:
+            nodes.extend(self._replaced.get(id(node), (node,)))
+        graph = Graph(tuple(nodes), self._graph.logits)
+        check(graph)
+        return graph
