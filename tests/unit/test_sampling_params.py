@@ -70,7 +70,9 @@ def test_a_wrong_value_is_named_with_its_field(field, value):
     assert field in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_k", "top_p", "min_p", "n", "ignore_eos", "repetition_penalty"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_k", "top_p", "min_p", "n", "ignore_eos", "repetition_penalty"]
+)
 def test_none_means_the_default(field):
     assert SamplingParams(**{field: None}) == SamplingParams()
 
@@ -81,7 +83,14 @@ def test_no_limit_of_new_tokens():
 
 def test_edges_that_are_right():
     params = SamplingParams(
-        temperature=0, top_k=-1, top_p=0, min_p=1, seed=-1, stop=("a", "a"), stop_token_ids=[3, 3], logit_bias={}
+        temperature=0,
+        top_k=-1,
+        top_p=0,
+        min_p=1,
+        seed=-1,
+        stop=("a", "a"),
+        stop_token_ids=[3, 3],
+        logit_bias={},
     )
     assert params.top_k == 0
     assert params.stop == ("a",)

@@ -43,35 +43,41 @@ class SingleStreamResult:
         return statistics.median(self.tg_runs)
 
 
+class SingleStream:
+    """Measures one speed at a time."""
+
+    def __init__(self, engine: Engine, settings: SingleStreamSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._rng = random.Random(0)
+
+    def prefill_speed(self) -> float:
+        """Prompt tokens over the seconds to the first new token."""
+        ttft_s, _ = self._times(self._settings.prompt_tokens, 1)
+        return self._settings.prompt_tokens / ttft_s
+
+    def decode_speed(self) -> float:
+        """New tokens over their seconds; the prefill's own one comes before and starts the clock."""
+        _, decode_s = self._times(self._settings.depth, self._settings.new_tokens + 1)
+        return self._settings.new_tokens / decode_s
+
+    def _times(self, num_prompt: int, num_new: int) -> tuple[float, float]:
+        """Seconds to the first new token, and from there to the last one."""
+        prompt = [self._rng.randrange(self._engine.limits.vocab_size) for _ in range(num_prompt)]
+        params = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        metrics = self._engine.submit(prompt, params).result().metrics
+        assert metrics.ttft_s is not None
+        assert metrics.e2e_s is not None
+        return metrics.ttft_s, metrics.e2e_s - metrics.ttft_s
+
+
 def measure_single_stream(engine: Engine, settings: SingleStreamSettings) -> SingleStreamResult:
-    """Runs prefill and decode alternately, after one round to warm up. EngineError if the engine fails."""
-    rng = random.Random(0)
-    pp_runs, tg_runs = [], []
-    for round_number in range(1 + settings.repeat):
-        pp, tg = _prefill_speed(engine, settings, rng), _decode_speed(engine, settings, rng)
-        if round_number > 0:
-            pp_runs.append(pp)
-            tg_runs.append(tg)
-    return SingleStreamResult(pp_runs, tg_runs)
-
-
-def _prefill_speed(engine: Engine, settings: SingleStreamSettings, rng: random.Random) -> float:
-    """Prompt tokens over the time to the first new token."""
-    ttft_s, _ = _times(engine, settings.prompt_tokens, 1, rng)
-    return settings.prompt_tokens / ttft_s
-
-
-def _decode_speed(engine: Engine, settings: SingleStreamSettings, rng: random.Random) -> float:
-    """New tokens over their time; the first one belongs to the prefill and starts the clock."""
-    _, decode_s = _times(engine, settings.depth, settings.new_tokens + 1, rng)
-    return settings.new_tokens / decode_s
-
-
-def _times(engine: Engine, num_prompt: int, num_new: int, rng: random.Random) -> tuple[float, float]:
-    """Seconds to the first new token, and from there to the last one."""
-    prompt = [rng.randrange(engine.limits.vocab_size) for _ in range(num_prompt)]
-    params = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
-    metrics = engine.submit(prompt, params).result().metrics
-    assert metrics.ttft_s is not None
-    assert metrics.e2e_s is not None
-    return metrics.ttft_s, metrics.e2e_s - metrics.ttft_s
+    """Prefill and decode in turns, after one round to warm up. EngineError if the engine fails."""
+    stream = SingleStream(engine, settings)
+    result = SingleStreamResult([], [])
+    for number in range(1 + settings.repeat):
+        pp, tg = stream.prefill_speed(), stream.decode_speed()
+        if number > 0:
+            result.pp_runs.append(pp)
+            result.tg_runs.append(tg)
+    return result

@@ -1,0 +1,123 @@
+// Attention on one thread: prefill against the machine's f32 FMA peak, decode in bytes of keys and values per second.
+// Build as tests/kernels/test_attention.cpp. Best of several repetitions: the machine may be shared.
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <vector>
+
+#include "simd/f32x16.h"
+
+namespace gapless::GAPLESS_ISA {
+const AttentionKernels& attention_kernels();
+}
+
+namespace {
+
+using namespace gapless;
+using namespace gapless::GAPLESS_ISA;
+
+// Time that this thread was running: other processes take time away, too, on a shared machine.
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+template <typename Work>
+double best_seconds(int repetitions, Work work) {
+  double best = 1e9;
+  for (int i = 0; i < repetitions; ++i) {
+    const double start = thread_seconds();
+    work();
+    best = std::min(best, thread_seconds() - start);
+  }
+  return best;
+}
+
+double peak_flops() {
+  constexpr int rounds = 2000000;
+  F32x16 sums[6];
+  float start[6 * 16];  // all different: equal ones would be computed once
+  for (int i = 0; i < 6 * 16; ++i) start[i] = float(i);
+  for (int i = 0; i < 6; ++i) sums[i] = load(start + 16 * i);
+  const F32x16 a = set1(0.999f), b = set1(0.001f);
+  const double seconds = best_seconds(5, [&] {
+    for (int i = 0; i < rounds; ++i)
+      for (F32x16& s : sums) s = gapless::GAPLESS_ISA::fma(s, a, b);
+  });
+  volatile float sink = reduce_add(add(add(add(sums[0], sums[1]), add(sums[2], sums[3])), add(sums[4], sums[5])));
+  (void)sink;
+  return 6.0 * 32 * rounds / seconds;
+}
+
+struct Case {
+  const char* name;
+  AttentionShape shape;
+  int num_sequences, cached, rows;
+};
+
+void measure(const Case& c, double peak) {
+  const AttentionShape& shape = c.shape;
+  const int length = c.cached + c.rows, blocks = (length + 15) / 16, width = shape.num_heads * shape.head_dim;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<int32_t> tables(c.num_sequences * blocks);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i] = int32_t(i);
+  std::shuffle(tables.begin(), tables.end(), random);
+  std::vector<uint16_t> cache(tables.size() * kv_block_size(shape.num_kv_heads, shape.head_dim));
+  for (uint16_t& x : cache) x = f32_to_f16(uniform(random));
+  std::vector<float> q(int64_t(c.num_sequences) * c.rows * width), out(q.size());
+  for (float& x : q) x = uniform(random);
+  std::vector<AttentionSequence> sequences;
+  for (int s = 0; s < c.num_sequences; ++s) sequences.push_back({s * c.rows, c.rows, c.cached, &tables[s * blocks]});
+  AttentionPlan plan(1);
+  plan.build(sequences.data(), c.num_sequences, shape);
+  std::vector<float> scratch(attention_scratch_floats(shape) + 16);
+  float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) & ~uintptr_t(63));
+  const AttentionArgs args = {shape, sequences.data(), q.data(), width, out.data(), width, cache.data(), 0, nullptr, nullptr};
+  const double seconds = best_seconds(20, [&] {
+    for (int i = 0; i < plan.num_items(); ++i) attention_kernels().attend(args, plan.item(i), aligned);
+  });
+  double pairs = 0, keys = 0;  // (row, key) pairs that count; keys read once per query tile do not
+  for (int t = 0; t < c.rows; ++t) {
+    const KeyRange seen = visible_keys(shape, c.cached + t, length);
+    pairs += double(seen.end - seen.begin) * shape.num_heads * c.num_sequences;
+  }
+  const KeyRange seen = visible_keys(shape, length - 1, length);
+  keys = double(seen.end - seen.begin) * c.num_sequences;
+  const double flops = pairs * 4 * shape.head_dim, bytes = keys * shape.num_kv_heads * shape.head_dim * 4;
+  std::printf("%-34s %9.1f us  %6.1f GFLOP/s (%4.1f%% of peak)  %6.2f GB/s of KV\n", c.name, seconds * 1e6,
+              flops / seconds * 1e-9, 100 * flops / seconds / peak, bytes / seconds * 1e-9);
+}
+
+}  // namespace
+
+// An argument selects the cases whose name contains it.
+int main(int argc, char** argv) {
+  const double peak = peak_flops();
+  std::printf("f32 FMA peak of one thread: %.1f GFLOP/s\n", peak * 1e-9);
+  const Case cases[] = {
+      {"prefill 512, 9/3 heads of 64", {9, 3, 64}, 1, 0, 512},
+      {"prefill 512, 14/2 heads of 64", {14, 2, 64}, 1, 0, 512},
+      {"prefill 512, 12/2 heads of 128", {12, 2, 128}, 1, 0, 512},
+      {"prefill 512, 8/8 heads of 128", {8, 8, 128}, 1, 0, 512},
+      {"prefill 512, 4/1 heads of 256", {4, 1, 256}, 1, 0, 512},
+      {"prefill 512 after 4096, 12/2 of 128", {12, 2, 128}, 1, 4096, 512},
+      {"decode at 512, 9/3 of 64", {9, 3, 64}, 1, 511, 1},
+      {"decode at 4096, 9/3 of 64", {9, 3, 64}, 1, 4095, 1},
+      {"decode at 4096, 14/2 of 64", {14, 2, 64}, 1, 4095, 1},
+      {"decode at 4096, 12/2 of 128", {12, 2, 128}, 1, 4095, 1},
+      {"decode at 4096, 8/8 of 128", {8, 8, 128}, 1, 4095, 1},
+      {"decode at 4096, 32/8 of 128", {32, 8, 128}, 1, 4095, 1},
+      {"decode at 4096, 4/1 of 256", {4, 1, 256}, 1, 4095, 1},
+      {"decode 32 x 1024, 9/3 of 64", {9, 3, 64}, 32, 1023, 1},
+      {"decode 32 x 1024, 12/2 of 128", {12, 2, 128}, 32, 1023, 1},
+      {"decode at 32000, 8/8 of 128", {8, 8, 128}, 1, 31999, 1},
+  };
+  for (const Case& c : cases)
+    if (argc < 2 || std::strstr(c.name, argv[1])) measure(c, peak);
+}
