@@ -270,9 +270,9 @@ def test_too_long_a_prompt_is_refused_at_once_and_the_limit_itself_fits():
 def test_an_empty_prompt_is_the_beginning_of_a_text_where_there_is_a_token_for_it():
     with running_engine() as (engine, _):
         assert engine.submit([], SamplingParams(max_tokens=1)).result(5).prompt_token_ids == [BOS]
-    with running_engine(tokenizer=byte_tokenizer(bos=None)) as (engine, _):
-        with pytest.raises(InvalidRequestError, match="empty"):
-            engine.submit([])
+    without = running_engine(tokenizer=byte_tokenizer(bos=None))
+    with without as (engine, _), pytest.raises(InvalidRequestError, match="empty"):
+        engine.submit([])
 
 
 def test_every_request_ends_exactly_once_whatever_happens_to_it():
