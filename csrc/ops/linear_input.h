@@ -1,0 +1,78 @@
+// What every way to compute a tile has in common.
+#pragma once
+
+#include "ops/linear.h"
+#include "simd/int8_dot.h"
+
+namespace gapless::GAPLESS_ISA {
+
+// Rows that are computed together: their sums for one tile are 4 KB and stay in L1.
+constexpr int kMaxRows = 64;
+
+struct InputRows {
+  const float* x;
+  int64_t x_stride;
+  const std::byte* xq;
+  int64_t xq_stride;
+  int num_rows;  // <= kMaxRows
+
+  GAPLESS_INLINE const float* floats(int row) const { return x + row * x_stride; }
+  GAPLESS_INLINE const A8Group* groups(int row) const {
+    return reinterpret_cast<const A8Group*>(xq + row * xq_stride);
+  }
+};
+
+// sums[row][output] of one tile.
+using TileSums = float[kMaxRows][kTileRows];
+using TileFunction = void (*)(const PackedWeight&, int tile, const InputRows&, TileSums& sums);
+
+// Scale and minimum per group of a tile, in order. Cheap to advance, because it is done for every group.
+template <bool has_min, bool has_two_subs>
+struct ScaleReader {
+  const uint16_t* entry;
+  const int8_t* subs;  // null when the format has none
+  int groups_per_scale;
+  int left;  // groups that still use `entry`
+
+  GAPLESS_INLINE ScaleReader(const PackedWeight& w, int tile, int group) {
+    constexpr int entry_size = has_min ? 2 * kTileRows : kTileRows;
+    groups_per_scale = w.format.groups_per_scale;
+    const int index = group / groups_per_scale;
+    entry = w.scales + (int64_t(tile) * w.num_scales + index) * entry_size;
+    left = groups_per_scale - (group - index * groups_per_scale);
+    subs = w.subs ? w.subs + (int64_t(tile) * w.num_groups + group) * kSubs : nullptr;
+  }
+  GAPLESS_INLINE F32x16 scale() const {
+    const F32x16 s = load_f16(entry);
+    return has_two_subs || !subs ? s : mul(s, load_i8(subs));
+  }
+  GAPLESS_INLINE F32x16 min() const {
+    const F32x16 m = load_f16(entry + kTileRows);
+    return subs ? mul(m, load_i8(subs + kTileRows)) : m;
+  }
+  GAPLESS_INLINE void advance() {
+    if (subs) subs += kSubs;
+    if (--left == 0) {
+      left = groups_per_scale;
+      entry += has_min ? 2 * kTileRows : kTileRows;
+    }
+  }
+
+ private:
+  static constexpr int kSubs = has_min || has_two_subs ? 2 * kTileRows : kTileRows;
+};
+
+// Step `step` of a group: 16 outputs x 4 inputs as bytes.
+template <int bits, int step>
+GAPLESS_INLINE Line unpack_step(const std::byte* group) {
+  if constexpr (bits == 8) return load_line(group + step * kLineBytes);
+  const Line low = shift_right<step % 2 * 4>(load_line(group + step / 2 * kLineBytes)) & 15;
+  if constexpr (bits == 5) return low | (shift_right<step - 4>(load_line(group + 4 * kLineBytes)) & 0x10);
+  if constexpr (bits == 6)
+    return low | (shift_right<step % 4 * 2 - 4>(load_line(group + (4 + step / 4) * kLineBytes)) & 0x30);
+  return low;
+}
+
+constexpr int zero_point_of(int bits, bool has_min) { return has_min ? 0 : 1 << (bits - 1); }
+
+}  // namespace gapless::GAPLESS_ISA
