@@ -54,6 +54,18 @@ double peak_flops() {
   return 6.0 * 32 * rounds / seconds;
 }
 
+double read_bandwidth() {
+  const std::vector<float> memory(32 << 20, 1.0f);
+  F32x16 sums[4] = {zero(), zero(), zero(), zero()};
+  const double seconds = best_seconds(5, [&] {
+    for (size_t i = 0; i < memory.size(); i += 64)
+      for (int j = 0; j < 4; ++j) sums[j] = add(sums[j], load(&memory[i + 16 * j]));
+  });
+  volatile float sink = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  (void)sink;
+  return double(memory.size()) * sizeof(float) / seconds;
+}
+
 struct Case {
   const char* name;
   AttentionShape shape;
@@ -100,6 +112,7 @@ void measure(const Case& c, double peak) {
 int main(int argc, char** argv) {
   const double peak = peak_flops();
   std::printf("f32 FMA peak of one thread: %.1f GFLOP/s\n", peak * 1e-9);
+  std::printf("memory read bandwidth of one thread: %.1f GB/s\n", read_bandwidth() * 1e-9);
   const Case cases[] = {
       {"prefill 512, 9/3 heads of 64", {9, 3, 64}, 1, 0, 512},
       {"prefill 512, 14/2 heads of 64", {14, 2, 64}, 1, 0, 512},

@@ -1,8 +1,8 @@
 // Compiled once per ISA. attention.h says what is computed and why the order of the arithmetic is what it is.
 //
 // An item's rows (tokens x query heads of one kv head) are worked on in blocks of up to kMaxRows rows, so that a loaded and
-// converted vector of keys or values serves all of them from registers. If there are several blocks, keys and values are
-// first converted to f32 in scratch that stays in the L1 cache.
+// converted vector of keys or values serves all of them from registers. Converting a whole tile to f32 beforehand, for items
+// of several blocks, was slower: beside six rows' multiplications the conversion in registers costs nothing.
 #include "ops/attention.h"
 
 #include "simd/math.h"
@@ -19,6 +19,7 @@ constexpr int kMaxRows = 6, kAccumulators = 6;
 #endif
 constexpr int kMaxRowBlocks = (kAttentionTileRows + kMaxRows - 1) / kMaxRows;
 constexpr int kTileBlocks = kAttentionTileTokens / kKvBlockTokens;
+constexpr int kValueColumns = 64;  // of a tile's values that stay in the L1 cache while all row blocks use them
 constexpr float kMasked = -1e30f;  // finite, so that differences of two of them are 0
 constexpr float kLog2E = 1.44269504f;
 
@@ -26,18 +27,15 @@ constexpr float kLog2E = 1.44269504f;
 constexpr int vectors_per_row(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
 static_assert(vectors_per_row(1) == 4, "a single row must hide the latency of its sums");
 
-GAPLESS_INLINE F32x16 load_kv(const uint16_t* p) { return load_f16(p); }
-GAPLESS_INLINE F32x16 load_kv(const float* p) { return load(p); }
-
 // out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys.
-template <int R, int N, typename T>
-GAPLESS_INLINE void dot_keys(const float* q, int dim, const T* const* keys, float* out) {
+template <int R, int N>
+GAPLESS_INLINE void dot_keys(const float* q, int dim, const uint16_t* const* keys, float* out) {
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = zero();
   for (int d = 0; d < dim; ++d) {
     F32x16 k[N];
-    for (int n = 0; n < N; ++n) k[n] = load_kv(keys[n] + d * 16);
+    for (int n = 0; n < N; ++n) k[n] = load_f16(keys[n] + d * 16);
     for (int r = 0; r < R; ++r) {
       const F32x16 factor = set1(q[r * dim + d]);
       for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, k[n], sums[r][n]);
@@ -47,8 +45,8 @@ GAPLESS_INLINE void dot_keys(const float* q, int dim, const T* const* keys, floa
     for (int n = 0; n < N; ++n) store(out + r * kAttentionTileTokens + 16 * n, sums[r][n]);
 }
 
-template <int R, typename T>
-void scores(const float* q, int dim, const T* const* keys, int num_blocks, float* out) {
+template <int R>
+void scores(const float* q, int dim, const uint16_t* const* keys, int num_blocks, float* out) {
   constexpr int N = vectors_per_row(R);
   int b = 0;
   for (; b + N <= num_blocks; b += N) dot_keys<R, N>(q, dim, keys + b, out + 16 * b);
@@ -56,19 +54,19 @@ void scores(const float* q, int dim, const T* const* keys, int num_blocks, float
 }
 
 // acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns and the
-// tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * value_stride.
-template <int R, int N, typename T>
-GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const T* const* values, int value_stride, int column,
+// tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim.
+template <int R, int N>
+GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column,
                                 const float* corrections, float* acc, int acc_stride) {
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = mul(load(acc + r * acc_stride + 16 * n), set1(corrections[r]));
   for (int t = begin; t < end;) {
     const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
-    const T* v = values[t / 16] + (t % 16) * value_stride + column;
-    for (; t < stop; ++t, v += value_stride) {
+    const uint16_t* v = values[t / 16] + (t % 16) * dim + column;
+    for (; t < stop; ++t, v += dim) {
       F32x16 row[N];
-      for (int n = 0; n < N; ++n) row[n] = load_kv(v + 16 * n);
+      for (int n = 0; n < N; ++n) row[n] = load_f16(v + 16 * n);
       for (int r = 0; r < R; ++r) {
         const F32x16 factor = set1(p[r * kAttentionTileTokens + t]);
         for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, row[n], sums[r][n]);
@@ -79,38 +77,32 @@ GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const T* con
     for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
 }
 
-template <int R, typename T>
-void weigh_values(const float* p, int begin, int end, const T* const* values, int value_stride, int num_columns,
+template <int R>
+void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column, int column_end,
                   const float* corrections, float* acc, int acc_stride) {
   constexpr int N = vectors_per_row(R);
-  int c = 0;
-  for (; c + 16 * N <= num_columns; c += 16 * N)
-    add_columns<R, N>(p, begin, end, values, value_stride, c, corrections, acc + c, acc_stride);
-  for (; c < num_columns; c += 16)
-    add_columns<R, 1>(p, begin, end, values, value_stride, c, corrections, acc + c, acc_stride);
+  int c = column;
+  for (; c + 16 * N <= column_end; c += 16 * N)
+    add_columns<R, N>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
+  for (; c < column_end; c += 16)
+    add_columns<R, 1>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
 }
 
 // The two functions above by number of rows.
-template <typename T>
 struct RowBlockKernels {
-  void (*scores)(const float*, int, const T* const*, int, float*);
-  void (*weigh_values)(const float*, int, int, const T* const*, int, int, const float*, float*, int);
+  void (*scores)(const float*, int, const uint16_t* const*, int, float*);
+  void (*weigh_values)(const float*, int, int, const uint16_t* const*, int, int, int, const float*, float*, int);
 };
-template <typename T, int R>
-constexpr RowBlockKernels<T> kRowBlock = {scores<R, T>, weigh_values<R, T>};
-
-template <typename T>
-RowBlockKernels<T> row_block_kernels(int rows) {
-  static constexpr RowBlockKernels<T> table[] = {
-      kRowBlock<T, 1>, kRowBlock<T, 2>,  kRowBlock<T, 3>,  kRowBlock<T, 4>,
-      kRowBlock<T, 5>, kRowBlock<T, 6>,
+template <int... R>
+struct RowBlockTable {
+  static constexpr RowBlockKernels kernels[] = {{scores<R>, weigh_values<R>}...};
+};
+GAPLESS_INLINE const RowBlockKernels& row_block_kernels(int rows) {
 #if defined(GAPLESS_ISA_AVX512)
-      kRowBlock<T, 7>, kRowBlock<T, 8>,  kRowBlock<T, 9>,  kRowBlock<T, 10>,
-      kRowBlock<T, 11>, kRowBlock<T, 12>,
+  return RowBlockTable<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>::kernels[rows - 1];
+#else
+  return RowBlockTable<1, 2, 3, 4, 5, 6>::kernels[rows - 1];
 #endif
-  };
-  static_assert(sizeof(table) / sizeof(table[0]) == kMaxRows);
-  return table[rows - 1];
 }
 
 // The running result of a row: maximum score, sum of exponentials, accumulator. Also the format of partial results.
@@ -159,20 +151,34 @@ GAPLESS_INLINE KeyRange within_tile(KeyRange keys, int tile_begin) {
   return {begin > 0 ? begin : 0, end < kAttentionTileTokens ? end : kAttentionTileTokens};
 }
 
+// Sixteen lanes of which those in [begin, end), clamped to [0, 16], hold `seen` and the others `hidden`: two windows on a
+// step function each.
+struct LaneMask {
+  float at_least[32], below[32];
+  constexpr LaneMask(float seen, float hidden) : at_least(), below() {
+    for (int i = 0; i < 32; ++i) {
+      at_least[i] = i < 16 ? hidden : seen;
+      below[i] = i < 16 ? seen : hidden;
+    }
+  }
+  GAPLESS_INLINE F32x16 lanes(int begin, int end) const {
+    begin = begin < 0 ? 0 : begin > 16 ? 16 : begin;
+    end = end < 0 ? 0 : end > 16 ? 16 : end;
+    return min(load(at_least + 16 - begin), load(below + 16 - end));
+  }
+};
+constexpr LaneMask kBounds(INFINITY, kMasked), kSelect(1.0f, 0.0f);
+
 // Turns a row's scores of the 16-key blocks [first, last) into weights, in place, and updates its maximum and the lanes of
 // its sum. Keys outside `keys` get weight 0. Returns the factor that corrects what was accumulated before.
-float softmax_tile(float* row, int first, int last, KeyRange keys, float softcap, float& maximum, float* sum_lanes) {
-  const auto is_partial = [&](int b) { return keys.begin > 16 * b || keys.end < 16 * b + 16; };
-  const auto lanes = [&](int b, float seen, float hidden) {
-    float v[16];
-    for (int i = 0; i < 16; ++i) v[i] = 16 * b + i >= keys.begin && 16 * b + i < keys.end ? seen : hidden;
-    return load(v);
-  };
+GAPLESS_INLINE float softmax_tile(float* row, int first, int last, KeyRange keys, float softcap, float& maximum,
+                                  float* sum_lanes) {
+  const auto is_partial = [=](int b) { return keys.begin > 16 * b || keys.end < 16 * b + 16; };
   F32x16 largest = set1(maximum);
   for (int b = first; b < last; ++b) {
     F32x16 s = load(row + 16 * b);
     if (softcap > 0) s = mul(set1(softcap), tanh(mul(s, set1(1.0f / softcap))));
-    if (is_partial(b)) s = min(s, lanes(b, INFINITY, kMasked));  // also when a stale key made it NaN
+    if (is_partial(b)) s = min(s, kBounds.lanes(keys.begin - 16 * b, keys.end - 16 * b));  // also a NaN of a stale key
     if (softcap > 0 || is_partial(b)) store(row + 16 * b, s);
     largest = max(s, largest);
   }
@@ -181,7 +187,7 @@ float softmax_tile(float* row, int first, int last, KeyRange keys, float softcap
   F32x16 sum = mul(load(sum_lanes), correction);
   for (int b = first; b < last; ++b) {
     F32x16 p = weight_of(load(row + 16 * b), new_maximum);
-    if (is_partial(b)) p = mul(p, lanes(b, 1.0f, 0.0f));
+    if (is_partial(b)) p = mul(p, kSelect.lanes(keys.begin - 16 * b, keys.end - 16 * b));
     store(row + 16 * b, p);
     sum = add(sum, p);
   }
@@ -214,7 +220,6 @@ class ItemWorker {
     corrections_ = take(kAttentionTileRows * 16);
     total_ = take(int64_t(kAttentionTileRows) * record_stride_);
     split_ = take(int64_t(kAttentionTileRows) * record_stride_);
-    converted_ = take(16 * (dim_ > kAttentionTileTokens ? dim_ : kAttentionTileTokens));
   }
 
   void run() {
@@ -273,42 +278,25 @@ class ItemWorker {
     KeyRange seen[kMaxRowBlocks];
     for (int i = 0; i < num_row_blocks_; ++i) seen[i] = within_tile(keys_of(block_begin(i), block_begin(i + 1) - 1), begin);
 
-    if (num_row_blocks_ == 1) {
-      const RowBlockKernels<uint16_t> kernels = row_block_kernels<uint16_t>(num_rows_);
-      kernels.scores(q_, dim_, key_blocks + first, last - first, scores_ + 16 * first);
-      softmax(0, seen[0], begin, records);
-      kernels.weigh_values(scores_, keys.begin, keys.end, value_blocks, dim_, dim_, corrections_, records + 16,
-                           record_stride_);
-      return;
+    for (int i = 0; i < num_row_blocks_; ++i) {
+      if (seen[i].begin >= seen[i].end) continue;
+      const int r = block_begin(i), b = seen[i].begin / 16;
+      row_block_kernels(block_begin(i + 1) - r)
+          .scores(q_ + r * dim_, dim_, key_blocks + b, (seen[i].end + 15) / 16 - b, scores_ + r * kAttentionTileTokens + 16 * b);
+      softmax(i, seen[i], begin, records);
     }
-    for (int b = first; b < last; ++b) {
-      for (int d = 0; d < dim_; ++d) store(converted_ + 16 * d, load_f16(key_blocks[b] + 16 * d));
-      for (int i = 0; i < num_row_blocks_; ++i)
-        if (16 * b < seen[i].end && 16 * b + 16 > seen[i].begin) {
-          const int r = block_begin(i);
-          const float* converted_keys[] = {converted_};
-          row_block_kernels<float>(block_begin(i + 1) - r)
-              .scores(q_ + r * dim_, dim_, converted_keys, 1, scores_ + r * kAttentionTileTokens + 16 * b);
-        }
-    }
-    for (int i = 0; i < num_row_blocks_; ++i) softmax(i, seen[i], begin, records);
-    const float* converted_values[kTileBlocks];
-    for (int b = 0; b < kTileBlocks; ++b) converted_values[b] = converted_ + b * 16 * 16;
-    for (int c = 0; c < dim_; c += 16) {
-      for (int t = keys.begin; t < keys.end; ++t)
-        store(converted_ + t * 16, load_f16(value_blocks[t / 16] + (t % 16) * dim_ + c));
-      for (int i = 0; i < num_row_blocks_; ++i)
-        if (seen[i].begin < seen[i].end) {
-          const int r = block_begin(i);
-          row_block_kernels<float>(block_begin(i + 1) - r)
-              .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, converted_values, 16, 16,
-                            corrections_ + r, records + r * record_stride_ + 16 + c, record_stride_);
-        }
-    }
+    for (int c = 0; c < dim_; c += kValueColumns)
+      for (int i = 0; i < num_row_blocks_; ++i) {
+        if (seen[i].begin >= seen[i].end) continue;
+        const int r = block_begin(i);
+        row_block_kernels(block_begin(i + 1) - r)
+            .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, value_blocks, dim_, c,
+                          c + kValueColumns < dim_ ? c + kValueColumns : dim_, corrections_ + r,
+                          record(records, r).acc(), record_stride_);
+      }
   }
 
   void softmax(int row_block, KeyRange seen, int tile_begin, float* records) {
-    if (seen.begin >= seen.end) return;
     for (int r = block_begin(row_block); r < block_begin(row_block + 1); ++r)
       corrections_[r] = softmax_tile(scores_ + r * kAttentionTileTokens, seen.begin / 16, (seen.end + 15) / 16,
                                      within_tile(keys_of(r), tile_begin), args_.softcap, record(records, r).maximum(),
@@ -330,7 +318,6 @@ class ItemWorker {
   float* corrections_;  // [rows]
   float* total_;        // [rows] records of all splits so far
   float* split_;        // [rows] records of the current split
-  float* converted_;    // keys of a block [dim][16], or 16 columns of a tile's values [64][16]
 };
 
 void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) { ItemWorker(args, item, scratch).run(); }

@@ -94,8 +94,7 @@ void AttentionPlan::build(const AttentionSequence* sequences, int num_sequences,
 int64_t attention_scratch_floats(const AttentionShape& shape) {
   const int64_t records = 2 * attention_partial_stride(shape.head_dim);  // the total and the current split
   const int64_t per_row = shape.head_dim + kAttentionTileTokens + 16 + 16 + records;
-  const int64_t converted = 16 * std::max(shape.head_dim, kAttentionTileTokens);
-  return kAttentionTileRows * per_row + converted;
+  return kAttentionTileRows * per_row;
 }
 
 }  // namespace gapless
