@@ -150,7 +150,9 @@ def make(name: str, seed: int) -> None:
     with torch.no_grad():
         logits = model(torch.from_numpy(token_ids)[None]).logits[0].numpy()
     np.savez(folder / "expected.npz", token_ids=token_ids.astype(np.int32), logits=logits.astype(np.float32))
-    print(name, sum(path.stat().st_size for path in folder.iterdir()), "bytes, logits up to", abs(logits).max())
+    print(
+        name, sum(path.stat().st_size for path in folder.iterdir()), "bytes, logits up to", abs(logits).max()
+    )
 
 
 if __name__ == "__main__":
