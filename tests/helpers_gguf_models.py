@@ -1,4 +1,4 @@
-"""Turns a tiny Hugging Face model into GGUF as llama.cpp's converter does, with names from the gguf package."""
+"""Turns a tiny Hugging Face model into GGUF, as llama.cpp's converter does, named by the gguf package."""
 
 from __future__ import annotations
 
