@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gapless.errors import InvalidRequestError, TemplateError
+from gapless.errors import TemplateError
 from gapless.tokenizer.messages import normalized_messages, with_serialized_arguments
 
 if TYPE_CHECKING:
     import jinja2
-
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class ChatTemplate:
@@ -53,8 +51,6 @@ class ChatTemplate:
         **variables: Any,
     ) -> dict[str, Any]:
         """What `render_prepared` takes: everything that a request says, checked and in normal form."""
-        if clash := _RESERVED & variables.keys():
-            raise InvalidRequestError(f"Template variables cannot be named {', '.join(sorted(clash))}.")
         normalized = normalized_messages(messages)
         if "developer" not in self._source_for(tools):
             for message in normalized:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from gapless.tokenizer.splitter import Fragment, SpecialTokenSplitter
-from gapless.tokenizer.vocabulary import TokenKind, Vocabulary
+from gapless.tokenizer.vocabulary import MARKUP, TokenKind, Vocabulary
 
 
 class TextEncoder(Protocol):
@@ -28,7 +28,7 @@ class SplittingEncoder:
         self, vocabulary: Vocabulary, text_encoder: TextEncoder, eats_whitespace: Collection[str] = ()
     ) -> None:
         pieces = vocabulary.pieces
-        markup = {pieces[i]: i for i in vocabulary.ids_of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN)}
+        markup = {pieces[i]: i for i in vocabulary.ids_of_kind(*MARKUP)}
         user_defined = {pieces[i]: i for i in vocabulary.ids_of_kind(TokenKind.USER_DEFINED)}
         self._markup = SpecialTokenSplitter(markup, eats_whitespace)
         self._user_defined = SpecialTokenSplitter(user_defined)

@@ -15,7 +15,7 @@ from gapless.tokenizer.encoders import SplittingEncoder, TextEncoder
 from gapless.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from gapless.tokenizer.sentencepiece import SentencePieceEncoder
 from gapless.tokenizer.tokenizer import FimTokens, Tokenizer, TokenizerSettings
-from gapless.tokenizer.vocabulary import PieceStyle, TokenKind, Vocabulary
+from gapless.tokenizer.vocabulary import MARKUP, PieceStyle, TokenKind, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class _Builder:
     def __init__(self, metadata: Mapping[str, Any], style: PieceStyle) -> None:
         self.metadata = metadata
         pieces: Sequence[str] = self.required("tokens")
+        if not len(pieces):
+            raise FormatError(f"The GGUF file's tokenizer has no tokens: '{_PREFIX}tokens' is empty.")
         self.ids = dict(zip(pieces, range(len(pieces)), strict=True))
         self.vocabulary = Vocabulary(pieces, self._kinds(pieces), style)
 
@@ -66,10 +68,15 @@ class _Builder:
         settings = self._settings(
             add_bos_token=True, default_bos=1, default_eos=2, strips_leading_space=add_space_prefix
         )
+        scores: Sequence[float] = self.required("scores")
+        if len(scores) != len(self.vocabulary):
+            raise FormatError(
+                f"'{_PREFIX}scores' has {len(scores)} values for {len(self.vocabulary)} tokens."
+            )
         encoder = SentencePieceEncoder(
             self.vocabulary,
             self._text_ids(),
-            self.required("scores"),
+            scores,
             unknown_id=self._token_id("unknown_token_id", 0),
             add_space_prefix=add_space_prefix,
             remove_extra_whitespaces=bool(self.get("remove_extra_whitespaces", False)),
@@ -81,10 +88,8 @@ class _Builder:
 
     def required(self, name: str) -> Any:
         value = self.get(name)
-        if value is None or (name != "merges" and len(value) == 0):
-            raise FormatError(
-                f"The GGUF file's tokenizer is incomplete: '{_PREFIX}{name}' is missing or empty."
-            )
+        if value is None:
+            raise FormatError(f"The GGUF file's tokenizer is incomplete: '{_PREFIX}{name}' is missing.")
         return value
 
     def _tokenizer(
@@ -116,7 +121,7 @@ class _Builder:
     def _text_ids(self) -> dict[str, int]:
         """Ids of the pieces that text may become, without markup. The builder's own table is given away."""
         ids, self.ids = self.ids, {}
-        for token_id in self.vocabulary.ids_of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.BYTE):
+        for token_id in self.vocabulary.ids_of_kind(*MARKUP, TokenKind.BYTE):
             ids.pop(self.vocabulary.pieces[token_id], None)
         return ids
 
@@ -181,8 +186,7 @@ class _Builder:
 
     def _tokens_that_eat_whitespace(self) -> list[str]:
         """Phi-3's markup swallows white space after it; the file format has no place to say so."""
-        name = str(self.metadata.get("general.name", "")).lower()
-        if not ("phi-3" in name or "phi3" in name):
+        if self.metadata.get("general.architecture") != "phi3":
             return []
         markup = {self.vocabulary.pieces[i] for i in self.vocabulary.ids_of_kind(TokenKind.CONTROL)}
         return sorted(markup - {"<s>", "<|endoftext|>"})

@@ -27,8 +27,8 @@ from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 from gapless.errors import TemplateError
 
 # A conversation of a thousand messages takes some ten thousand steps and a few milliseconds.
-MAX_STEPS = 2_000_000
-MAX_SECONDS = 10.0
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 5.0
 MAX_LENGTH = 1 << 24  # of a text or list; four characters a token, this is above any context window
 MAX_BITS = 64
 MAX_INDENT = 16

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gapless.errors import InvalidRequestError, TemplateError
 from gapless.tokenizer.chat_template import ChatTemplate
 from gapless.tokenizer.guard import ControlTextGuard
-from gapless.tokenizer.vocabulary import TokenKind, Vocabulary
+from gapless.tokenizer.vocabulary import MARKUP, Vocabulary
 
 
 class Encoder(Protocol):
@@ -99,7 +99,7 @@ class Tokenizer:
     def special_tokens(self) -> Mapping[str, int]:
         """Text and id of every control token."""
         pieces = self.vocabulary.pieces
-        return {pieces[token_id]: token_id for token_id in self.vocabulary.ids_of_kind(TokenKind.CONTROL)}
+        return {pieces[token_id]: token_id for token_id in self.vocabulary.ids_of_kind(*MARKUP)}
 
     def encode(self, text: str, add_special_tokens: bool = False, parse_special: bool = False) -> list[int]:
         """Ids of `text`.

@@ -27,6 +27,7 @@ class PieceStyle(Enum):
     SENTENCEPIECE = auto()  # plain text with `▁` for a space, and `<0x41>` for single bytes
 
 
+MARKUP = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 # Written out verbatim: their text is no encoding of anything else.
 _LITERAL_KINDS = frozenset({TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN})
 
@@ -65,8 +66,8 @@ class Vocabulary:
                 token_id = self.kinds.find(kind, token_id + 1)
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the token is markup that a user's text must never produce."""
-        return self.kinds[token_id] == TokenKind.CONTROL
+        """Whether the token is markup: recognised in text only on request, and not shown to users."""
+        return self.kinds[token_id] in MARKUP
 
     def piece_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes that the token stands for; possibly only a part of a character."""
@@ -74,7 +75,7 @@ class Vocabulary:
         kind = self.kinds[token_id]
         if kind == TokenKind.BYTE:
             return bytes([int(piece[3:-1], 16)])
-        if self.style is PieceStyle.SENTENCEPIECE and kind != TokenKind.CONTROL:
+        if self.style is PieceStyle.SENTENCEPIECE and kind not in MARKUP:
             return _utf8(piece.replace(WORD_MARK, " "))
         if kind in _LITERAL_KINDS:
             return _utf8(piece)
