@@ -99,3 +99,16 @@ def test_a_chain_needs_two_buffers() -> None:
     nodes: list[ir.Node] = [Embed(Weight("embedding", (5, 16)), 1.0, values[0])]
     nodes += [Activate(x, ActivationKind.RELU, out) for x, out in pairwise(values)]
     assert plan(Graph(tuple(nodes), values[-1])).arena_bytes == 2 * 16 * 4 * 7
+
+
+def test_what_the_head_reads_outlives_the_head() -> None:
+    """The head runs once for every few rows that need logits, and gathers again each time."""
+    hidden, gathered, logits = Value(0, 16), Value(1, 16, Domain.LOGIT), Value(2, 64, Domain.LOGIT)
+    nodes = (
+        Embed(Weight("embedding", (5, 16)), 1.0, hidden),
+        ir.Gather(hidden, gathered),
+        ir.Linear(gathered, (ir.Segment(Weight("output", (64, 16))),), logits),
+    )
+    planned = plan(Graph(nodes, logits))
+    assert planned.buffers[hidden].last == len(nodes)
+    assert planned.arena_bytes == 448 + 192 + 768

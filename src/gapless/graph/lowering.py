@@ -15,6 +15,7 @@ from gapless.graph.ir import Domain, Graph, RopeTable, Value, Weight
 from gapless.graph.memory_plan import Buffer, MemoryPlan, plan_memory
 
 Weights = Mapping[str, Any]  # matrices as _native.PackedWeight, vectors as float32 arrays
+_HEAD_DIM_STEP = 16  # values of a vector
 _NONE = -1  # how the builder says "no buffer"
 
 
@@ -45,7 +46,12 @@ def _cache_shape(graph: Graph) -> tuple[ir.AttentionShape, int]:
     kinds = {(cache.shape.num_kv_heads, cache.shape.head_dim) for cache in caches}
     if len(kinds) > 1:
         raise UnsupportedModelError(f"Layers differ in their (key-value heads, head size): {sorted(kinds)}.")
-    return caches[0].shape, 1 + max(cache.layer for cache in caches)
+    shape = caches[0].shape
+    if shape.head_dim % _HEAD_DIM_STEP:
+        raise UnsupportedModelError(
+            f"Heads have {shape.head_dim} values; the native core needs a multiple of {_HEAD_DIM_STEP}."
+        )
+    return shape, 1 + max(cache.layer for cache in caches)
 
 
 class _Lowering:

@@ -76,14 +76,21 @@ def _owners(graph: Graph) -> dict[Value, Value]:
 
 
 def _lives(graph: Graph, owner: Mapping[Value, Value]) -> dict[Value, tuple[int, int]]:
-    """From which node to which node each buffer is needed."""
+    """From which node to which node each buffer is needed.
+
+    A step with many logit rows runs the nodes on logit rows several times, for some rows each. So the token
+    rows that they read are needed until the end, as the logits are.
+    """
     life: dict[Value, tuple[int, int]] = {}
+    to_the_end = {owner[graph.logits]}
     for index, node in enumerate(graph.nodes):
         for value in (*node.inputs, *node.outputs):
             first, _ = life.get(owner[value], (index, index))
             life[owner[value]] = (first, index)
-    first, _ = life[owner[graph.logits]]
-    life[owner[graph.logits]] = (first, len(graph.nodes))
+        if any(value.domain is Domain.LOGIT for value in node.outputs):
+            to_the_end.update(owner[value] for value in node.inputs if value.domain is Domain.TOKEN)
+    for value in to_the_end:
+        life[value] = (life[value][0], len(graph.nodes))
     return life
 
 

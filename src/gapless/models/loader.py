@@ -151,7 +151,7 @@ def estimate_memory(
     plan = plan_memory(
         fuse(network.graph, integer_weights(packings, activations)),
         {Domain.TOKEN: max_step_tokens, Domain.LOGIT: max_logit_rows},
-        lambda width: width + width // 4,  # the native core's own figure is not needed for an estimate
+        lambda width: -(-width // 32) * 48,  # the native core's own figure is not needed for an estimate
     )
     kv_bytes = network.config.kv_values_per_token * _KV_VALUE_BYTES
     return MemoryEstimate(int(weight_bytes), kv_bytes, plan.arena_bytes)
