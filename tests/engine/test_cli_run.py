@@ -50,6 +50,14 @@ def test_a_prompt_that_is_too_long(executor):
     assert "max_model_len is 256" in result.stderr
 
 
+def test_a_model_without_a_chat_template(monkeypatch):
+    with toy_llm(template=None) as llm:
+        monkeypatch.setattr(gapless.cli.run, "start", lambda config, progress: llm.runtime)
+        result = runner.invoke(app, ["run", "toy", "Hi"])
+    assert result.exit_code == 1
+    assert "toy has no chat template. Use --raw" in result.stderr
+
+
 def options(**changes):
     sampling = {"max_tokens": 20, "temperature": 0, "top_k": None, "top_p": None}
     return RunOptions(

@@ -16,7 +16,6 @@ from gapless.loading import Checkpoint, open_checkpoint
 
 _MAX_SHOWN_CHARACTERS = 100
 _MAX_SHOWN_ITEMS = 16
-_KV_BYTES_PER_VALUE = 2  # f16
 
 
 def inspect_model(model: str, as_json: bool) -> None:
@@ -50,20 +49,23 @@ def _report(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Bytes of the weights and of the KV cache; for the latter the network must be one that Gapless knows."""
-    memory: dict[str, Any] = {"weight_bytes": checkpoint.total_bytes}
+    """Bytes that running the model takes, if the network is one that Gapless knows."""
+    memory: dict[str, Any] = {"file_bytes": checkpoint.total_bytes}
     try:
+        from gapless.models.loader import estimate_memory
         from gapless.models.registry import find_architecture, read_config
 
         config = read_config(checkpoint, find_architecture(checkpoint))
+        estimate = estimate_memory(checkpoint)
     except GaplessError as error:
         return {**memory, "unsupported": str(error)}
-    per_token = config.kv_values_per_token * _KV_BYTES_PER_VALUE
     return {
         **memory,
+        "weight_bytes": estimate.weight_bytes,
+        "activation_bytes": estimate.arena_bytes,
+        "kv_bytes_per_1k_tokens": estimate.kv_bytes_per_token * 1024,
+        "kv_bytes_of_full_context": estimate.kv_bytes_per_token * config.context_length,
         "context_length": config.context_length,
-        "kv_bytes_per_1k_tokens": per_token * 1024,
-        "kv_bytes_of_full_context": per_token * config.context_length,
     }
 
 
@@ -95,15 +97,21 @@ def _print(report: dict[str, Any]) -> None:
     _heading("Types")
     _table([[name, f"{t['tensors']} tensors", _size(t["bytes"])] for name, t in report["types"].items()])
     _heading("Memory")
-    memory = report["memory"]
-    rows = [["weights", _size(memory["weight_bytes"])]]
+    _table(_memory_rows(report["memory"]))
+
+
+def _memory_rows(memory: Mapping[str, Any]) -> list[list[str]]:
+    rows = [["tensors in the file", _size(memory["file_bytes"])]]
     if "unsupported" in memory:
-        rows.append(["cannot be run", memory["unsupported"]])
-    else:
-        rows.append(["KV cache per 1024 tokens", _size(memory["kv_bytes_per_1k_tokens"])])
-        full = f"KV cache of the full context ({memory['context_length']} tokens)"
-        rows.append([full, _size(memory["kv_bytes_of_full_context"])])
-    _table(rows)
+        return [*rows, ["cannot be run", memory["unsupported"]]]
+    full = f"KV cache of the full context ({memory['context_length']} tokens)"
+    return [
+        *rows,
+        ["weights as packed (about)", _size(memory["weight_bytes"])],
+        ["activations of a step, at most", _size(memory["activation_bytes"])],
+        ["KV cache per 1024 tokens", _size(memory["kv_bytes_per_1k_tokens"])],
+        [full, _size(memory["kv_bytes_of_full_context"])],
+    ]
 
 
 def _heading(text: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from gapless.config import EngineConfig
 from gapless.engine.handle import RequestHandle
-from gapless.errors import GaplessError, InvalidRequestError
+from gapless.errors import GaplessError, InvalidRequestError, TemplateError
 from gapless.llm import LLM
 from gapless.progress import bytes_bar
 from gapless.runtime import start
@@ -46,6 +46,8 @@ def run_model(config: EngineConfig, options: RunOptions) -> None:
     with bytes_bar() as report:
         runtime = start(config, lambda done, total: report(f"Loading {config.model}", done, total))
     with LLM.from_runtime(runtime) as llm:
+        if not options.raw and llm.tokenizer.chat_template is None:
+            raise TemplateError(f"{config.model} has no chat template. Use --raw to complete a text instead.")
         session = _Session(llm, options)
         if prompt is None:
             session.chat()
