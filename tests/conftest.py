@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gapless.hub import models_directory
+
 MODEL_FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3-270m": "gemma-3-270m.Q4_K_M.gguf",
@@ -20,12 +22,13 @@ GOLDEN = Path(__file__).parent / "data" / "golden"
 @pytest.fixture(scope="session")
 def model_path() -> Callable[[str], Path]:
     """Finds a real model by its name, or skips the test."""
-    folder = Path(os.environ.get("GAPLESS_TEST_MODELS") or Path.home() / ".cache" / "gapless-test-models")
+    folder = os.environ.get("GAPLESS_TEST_MODELS")
+    folders = [Path(folder)] if folder else [models_directory(), Path.home() / ".cache" / "gapless-test-models"]
 
     def find(name: str) -> Path:
-        path = folder / MODEL_FILES[name]
-        if not path.is_file():
-            pytest.skip(f"{path} is not there; fetch it with `make models`, or set GAPLESS_TEST_MODELS")
-        return path
+        for path in (folder / MODEL_FILES[name] for folder in folders):
+            if path.is_file():
+                return path
+        pytest.skip(f"{name} is not there; fetch it with `make models`, or set GAPLESS_TEST_MODELS")
 
     return find
