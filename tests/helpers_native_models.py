@@ -1,0 +1,51 @@
+"""Runs a model in the native core without an engine above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gapless import _native
+from gapless.models import load_model
+from helpers_models import Array
+
+NUM_BLOCKS = 16
+
+
+def native_logprobs(path: Path, tokens: Array, *, step_tokens: int = 64, **options: Any) -> Array:
+    """Log-probabilities [num_tokens, vocab_size] of what follows each token; `options` are load_model's."""
+    model = load_model(path, num_threads=1, max_step_tokens=step_tokens, max_logit_rows=8, **options)
+    vocab_size = model.config.vocab_size
+    executor = _native.Executor(
+        model.program,
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=1,
+        max_seq_len=min(NUM_BLOCKS * _native.Executor.block_size, model.config.context_length),
+        max_step_tokens=step_tokens,
+        num_threads=1,
+    )
+    sampling = _native.Sampling(
+        max_tokens=1, temperature=0.0, num_logprobs=vocab_size, num_prompt_logprobs=vocab_size
+    )
+    found = np.full((len(tokens), vocab_size), np.nan)
+    try:
+        blocks = np.arange(NUM_BLOCKS, dtype=np.int32)
+        executor.admit(0, 1, np.asarray(tokens, np.int32), blocks, sampling)
+        finished = False
+        while not finished:
+            events = executor.wait(60.0)
+            assert events, "nothing happens"
+            for event in events:
+                assert event[0] != "failed", event
+                finished |= event[0] == "finished"
+                if event[0] in ("token", "prompt_logprobs"):
+                    row = event[2] - 1 if event[0] == "prompt_logprobs" else len(tokens) - 1
+                    for token_id, logprob in event[-1]:
+                        found[row, token_id] = logprob
+    finally:
+        executor.close()
+        model.checkpoint.close()
+    assert not np.isnan(found).any()
+    return found
