@@ -22,8 +22,9 @@ GOLDEN = Path(__file__).parent / "data" / "golden"
 @pytest.fixture(scope="session")
 def model_path() -> Callable[[str], Path]:
     """Finds a real model by its name, or skips the test."""
-    folder = os.environ.get("GAPLESS_TEST_MODELS")
-    folders = [Path(folder)] if folder else [models_directory(), Path.home() / ".cache" / "gapless-test-models"]
+    chosen = os.environ.get("GAPLESS_TEST_MODELS")
+    defaults = [models_directory(), Path.home() / ".cache" / "gapless-test-models"]
+    folders = [Path(chosen)] if chosen else defaults
 
     def find(name: str) -> Path:
         for path in (folder / MODEL_FILES[name] for folder in folders):
