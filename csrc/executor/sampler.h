@@ -1,6 +1,7 @@
 // Turns a row of logits into a token.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -34,13 +35,17 @@ class TokenCounts {
     int32_t num_output;  // 0: seen in the prompt only
   };
 
-  void clear() { entries_.clear(); slots_.clear(); }
+  void clear() {
+    entries_.clear();
+    slots_.clear();
+  }
   void add_prompt(const int32_t* tokens, int n);
   void add_output(int32_t token);
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  Entry& entry(int32_t token);
+  int32_t find_or_add(int32_t token);        // index of its entry
+  size_t free_slot(int32_t token) const;     // where the token's index is, or belongs
   std::vector<Entry> entries_;   // in order of first appearance
   std::vector<int32_t> slots_;   // open-addressed hash of token -> index into entries_, -1 empty
 };
@@ -63,12 +68,17 @@ struct SampleResult {
   std::vector<TokenLogprob> top;     // num_logprobs entries, most probable first, equals by token id
 };
 
+struct Candidate {
+  float logit;
+  int32_t token;
+};
+
 // Memory that calls reuse; one per sampling thread.
-class SamplerScratch {
- public:
+struct SamplerScratch {
   std::vector<int32_t> indices;
-  std::vector<std::pair<float, int32_t>> candidates;
-  std::vector<float> weights;
+  std::vector<Candidate> candidates;
+  std::vector<float> values;   // logits and weights of candidates, maxima of chunks
+  std::vector<float> logits;   // as the model gave them, if log-probabilities are asked for and something changes them
 };
 
 // Samples one token. `logits` [vocab] is modified. `step_index` is the index of the new token in its sequence's output:

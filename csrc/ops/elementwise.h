@@ -43,6 +43,10 @@ struct ElementwiseKernels {
   void (*softcap)(float* x, int n, float cap);
   // log(sum(exp(x))); -inf when every element is -inf or NaN (a NaN counts as -inf)
   float (*logsumexp)(const float* x, int n);
+  // sum(e^((x - shift) * scale)), where every element counts at least 1e-38 (also -inf and NaN)
+  double (*sum_exp)(const float* x, int n, float shift, float scale);
+  // out = e^((x - shift) * scale), at least 1e-38
+  void (*exp_row)(const float* x, int n, float shift, float scale, float* out);
   // Index of the largest element, the first of equals; a NaN counts as -inf. 0 when every element is.
   int (*argmax)(const float* x, int n);
   // Largest element; NaNs count as -inf.

@@ -81,19 +81,6 @@ void scale(float* x, int n, float factor) {
   for_each(n, [=](int i) { store(x + i, mul(load(x + i), factors)); }, [=](int i) { x[i] *= factor; });
 }
 
-void softcap(float* x, int n, float cap) {
-  const F32x16 caps = set1(cap), inverse = set1(1.0f / cap);
-  const auto capped = [=](const float* p) { return mul(caps, tanh(mul(load(p), inverse))); };
-  int i = 0;
-  for (; i + 16 <= n; i += 16) store(x + i, capped(x + i));
-  if (i < n) {  // the tail goes through the same arithmetic
-    float padded[16] = {};
-    std::memcpy(padded, x + i, (n - i) * sizeof(float));
-    store(padded, capped(padded));
-    std::memcpy(x + i, padded, (n - i) * sizeof(float));
-  }
-}
-
 // A NaN loses every comparison, and `max` answers with its second operand then.
 float max_of(const float* x, int n) {
   F32x16 best[4];
@@ -108,28 +95,54 @@ float max_of(const float* x, int n) {
   return result;
 }
 
-float logsumexp(const float* x, int n) {
-  const float maximum = max_of(x, n);
-  if (!(std::fabs(maximum) < INFINITY)) return maximum;
+// The last, incomplete vector of a row goes through the same arithmetic as the others, padded with zeros.
+template <typename Op>
+GAPLESS_INLINE void map_tail(const float* x, int n, Op op, float* out) {
+  float padded[16] = {};
+  std::memcpy(padded, x, n * sizeof(float));
+  store(padded, op(load(padded)));
+  std::memcpy(out, padded, n * sizeof(float));
+}
+
+template <typename Op>
+GAPLESS_INLINE void map_row(const float* x, int n, Op op, float* out) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, op(load(x + i)));
+  if (i < n) map_tail(x + i, n - i, op, out + i);
+}
+
+void softcap(float* x, int n, float cap) {
+  const F32x16 caps = set1(cap), inverse = set1(1.0f / cap);
+  map_row(x, n, [=](F32x16 v) { return mul(caps, tanh(mul(v, inverse))); }, x);
+}
+
+void exp_row(const float* x, int n, float shift, float scale, float* out) {
+  const F32x16 shifts = set1(shift), scales = set1(scale);
+  map_row(x, n, [=](F32x16 v) { return exp(mul(sub(v, shifts), scales)); }, out);
+}
+
+double sum_exp(const float* x, int n, float shift, float scale) {
+  const F32x16 shifts = set1(shift), scales = set1(scale);
+  const auto term = [=](F32x16 v) { return exp(mul(sub(v, shifts), scales)); };
   // A vocabulary is long: chunks are summed in f32, their sums in double.
   constexpr int chunk = 4096;
   double sum = 0;
-  const F32x16 shift = set1(maximum);
-  const auto term = [=](const float* p) { return exp(sub(load(p), shift)); };
   for (int begin = 0; begin < n; begin += chunk) {
     const float* p = x + begin;
-    const int size = n - begin < chunk ? n - begin : chunk;
-    const int whole = size & ~15;
-    sum += sum_of(whole, [=](int i) { return term(p + i); }, [](int) { return 0.0f; });
-    if (whole < size) {
-      float padded[16], terms[16];
-      store(padded, zero());
-      std::memcpy(padded, p + whole, (size - whole) * sizeof(float));
-      store(terms, term(padded));
-      for (int i = 0; i < size - whole; ++i) sum += terms[i];
-    }
+    const int size = n - begin < chunk ? n - begin : chunk, whole = size & ~15;
+    sum += sum_of(whole, [=](int i) { return term(load(p + i)); }, [](int) { return 0.0f; });
+    if (whole == size) continue;
+    float tail[16];
+    map_tail(p + whole, size - whole, term, tail);
+    for (int i = 0; i < size - whole; ++i) sum += tail[i];
   }
-  return maximum + float(std::log(sum));
+  return sum;
+}
+
+float logsumexp(const float* x, int n) {
+  const float maximum = max_of(x, n);
+  if (!(std::fabs(maximum) < INFINITY)) return maximum;
+  return maximum + float(std::log(sum_exp(x, n, maximum, 1.0f)));
 }
 
 int argmax(const float* x, int n) {
@@ -222,8 +235,22 @@ void rope_and_cache(const RopeCacheArgs& args) {
 }  // namespace
 
 const ElementwiseKernels& elementwise_kernels() {
-  static constexpr ElementwiseKernels kernels = {rms_norm,  rms_norm_add, layer_norm, add_row,     scale,           softcap,
-                                                 logsumexp, argmax,       max_of,     count_above, select_at_least, rope_and_cache};
+  static constexpr ElementwiseKernels kernels = {
+      .rms_norm = rms_norm,
+      .rms_norm_add = rms_norm_add,
+      .layer_norm = layer_norm,
+      .add = add_row,
+      .scale = scale,
+      .softcap = softcap,
+      .logsumexp = logsumexp,
+      .sum_exp = sum_exp,
+      .exp_row = exp_row,
+      .argmax = argmax,
+      .max = max_of,
+      .count_above = count_above,
+      .select_at_least = select_at_least,
+      .rope_and_cache = rope_and_cache,
+  };
   return kernels;
 }
 
