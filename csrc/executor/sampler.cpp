@@ -44,7 +44,7 @@ void select_candidates(const ElementwiseKernels& kernels, const float* logits, i
   scratch.indices.resize(vocab);
   const int n = kernels.select_at_least(logits, vocab, std::max(threshold, kLowest), vocab, scratch.indices.data());
   scratch.candidates.resize(n);
-  for (int i = 0; i < n; ++i) scratch.candidates[i] = {logits[scratch.indices[i]], scratch.indices[i]};
+  for (int i = 0; i < n; ++i) scratch.candidates[i] = {logits[scratch.indices[i]], scratch.indices[i], 0.0f};
 }
 
 // Puts the k most probable tokens into scratch.candidates, in order; fewer if fewer are possible.
@@ -68,29 +68,34 @@ void select_top(const ElementwiseKernels& kernels, const float* logits, int voca
   candidates.resize(k);
 }
 
-// The distribution after temperature: weight of a logit = e^((logit - maximum) / temperature).
+// The distribution after temperature: weight of a logit = e^((logit - maximum) * scale).
 struct Tempered {
   float maximum, scale;
-  double weight(float logit) const { return std::exp(double(logit - maximum) * scale); }
   float threshold(double weight) const { return float(maximum + std::log(weight) / scale); }
 };
 
-double total_weight(const Tempered& tempered, const std::vector<Candidate>& candidates) {
+// Fills in the candidates' weights and returns their sum.
+double weigh(const ElementwiseKernels& kernels, const Tempered& tempered, SamplerScratch& scratch) {
+  const size_t n = scratch.candidates.size();
+  std::vector<float>& values = scratch.values;
+  values.resize(n);
+  for (size_t i = 0; i < n; ++i) values[i] = scratch.candidates[i].logit;
+  kernels.exp_row(values.data(), int(n), tempered.maximum, tempered.scale, values.data());
   double sum = 0;
-  for (const Candidate& c : candidates) sum += tempered.weight(c.logit);
+  for (size_t i = 0; i < n; ++i) sum += scratch.candidates[i].weight = values[i];
   return sum;
 }
 
 // Keeps the most probable candidates whose weights add up to at least `mass`, at least one; all of them if they never do.
 // Quickselect by weight: linear where a sort would not be, which a flat distribution over a large vocabulary needs.
-void keep_mass(const Tempered& tempered, std::vector<Candidate>& candidates, double mass) {
+void keep_mass(std::vector<Candidate>& candidates, double mass) {
   auto begin = candidates.begin(), end = candidates.end();
   while (end - begin > 32) {
     Candidate a = *begin, b = begin[(end - begin) / 2], c = end[-1];
     const Candidate pivot = std::max(std::min(a, b, before), std::min(std::max(a, b, before), c, before), before);
     const auto middle = std::partition(begin, end, [&](const Candidate& x) { return !before(pivot, x); });
     double left = 0;
-    for (auto i = begin; i != middle; ++i) left += tempered.weight(i->logit);
+    for (auto i = begin; i != middle; ++i) left += i->weight;
     if (left >= mass) {
       end = middle;  // shorter than before: one of the three comes after the pivot
     } else {
@@ -100,7 +105,7 @@ void keep_mass(const Tempered& tempered, std::vector<Candidate>& candidates, dou
   }
   std::sort(begin, end, before);
   while (begin != end) {
-    mass -= tempered.weight(begin->logit);
+    mass -= begin->weight;
     ++begin;
     if (mass <= 0) break;
   }
@@ -111,21 +116,23 @@ void keep_mass(const Tempered& tempered, std::vector<Candidate>& candidates, dou
 void select_nucleus(const ElementwiseKernels& kernels, const float* logits, int vocab, const Tempered& tempered, float top_p,
                     SamplerScratch& scratch) {
   const double total = kernels.sum_exp(logits, vocab, tempered.maximum, tempered.scale), mass = top_p * total;
-  // Tokens below the second threshold weigh less than 1 - top_p together, so those above it always suffice; those above
+  // Tokens below the last threshold weigh less than 1 - top_p together, so those above it always suffice; those above
   // the first mostly do, and are few.
-  for (const double lightest : {3e-4, (1.0 - top_p) * total / vocab}) {
+  for (const double lightest : {3e-4, 3e-5, (1.0 - top_p) * total / vocab}) {
     select_candidates(kernels, logits, vocab, tempered.threshold(lightest), scratch);
-    if (total_weight(tempered, scratch.candidates) >= mass) break;
+    if (weigh(kernels, tempered, scratch) >= mass) break;
   }
-  keep_mass(tempered, scratch.candidates, mass);
+  keep_mass(scratch.candidates, mass);
 }
 
 // --- The draw ---
 
-int32_t draw(const Tempered& tempered, const std::vector<Candidate>& candidates, double uniform) {
-  double remaining = uniform * total_weight(tempered, candidates);
+int32_t draw(const std::vector<Candidate>& candidates, double uniform) {
+  double remaining = 0;
+  for (const Candidate& c : candidates) remaining += c.weight;
+  remaining *= uniform;
   for (const Candidate& c : candidates) {
-    remaining -= tempered.weight(c.logit);
+    remaining -= c.weight;
     if (remaining < 0) return c.token;
   }
   return candidates.back().token;  // rounding left something for a token after the last
@@ -172,13 +179,14 @@ int32_t choose(const ElementwiseKernels& kernels, const float* logits, int vocab
     select_candidates(kernels, logits, vocab, threshold, scratch);
   } else if (has_top_p) {
     select_nucleus(kernels, logits, vocab, tempered, params.top_p, scratch);
-    return draw(tempered, scratch.candidates, uniform);
+    return draw(scratch.candidates, uniform);
   } else {
     const int32_t token = draw_from_row(kernels, logits, vocab, tempered, uniform, scratch);
     return token < 0 ? best : token;
   }
-  if (has_top_p) keep_mass(tempered, scratch.candidates, params.top_p * total_weight(tempered, scratch.candidates));
-  return draw(tempered, scratch.candidates, uniform);
+  const double total = weigh(kernels, tempered, scratch);
+  if (has_top_p) keep_mass(scratch.candidates, params.top_p * total);
+  return draw(scratch.candidates, uniform);
 }
 
 // --- Log-probabilities ---

@@ -71,6 +71,7 @@ struct SampleResult {
 struct Candidate {
   float logit;
   int32_t token;
+  float weight;  // e^((logit - maximum) / temperature), once it is needed
 };
 
 // Memory that calls reuse; one per sampling thread.
