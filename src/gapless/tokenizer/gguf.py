@@ -163,8 +163,10 @@ class _Builder:
 
     def _token_id(self, name: str, default: int | None = None) -> int | None:
         token_id = self.get(name, default)
-        if token_id is None or 0 <= token_id < len(self.vocabulary):
-            return None if token_id is None else int(token_id)
+        if token_id is None:
+            return None
+        if isinstance(token_id, int) and 0 <= token_id < len(self.vocabulary):
+            return token_id
         logger.warning("Ignoring '%s%s' = %s, which is outside the vocabulary.", _PREFIX, name, token_id)
         return None
 
@@ -202,7 +204,8 @@ class _Builder:
             "pad_token": self._token_id("padding_token_id"),
         }
         tokens = {name: self.vocabulary.pieces[i] for name, i in ids.items() if i is not None}
-        return ChatTemplate(source, tokens, self.metadata.get("tokenizer.chat_template.tool_use"))
+        tool_source = self.metadata.get("tokenizer.chat_template.tool_use")
+        return ChatTemplate(source, tokens, tool_source if isinstance(tool_source, str) else None)
 
 
 def _as_bytes(kinds: Any) -> bytearray:

@@ -11,7 +11,6 @@ control tokens in it is encoded as any other text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
@@ -76,9 +75,11 @@ class ControlTextGuard:
         """Where guards belong: behind the first character of each control token or beginning of one."""
         lowered = text.translate(_LOWER)
         points: set[int] = set()
-        if present := self._finder.present_in(lowered):
-            anywhere = re.compile("(?=" + "|".join(map(re.escape, present)) + ")")  # overlapping ones too
-            points.update(match.start() + 1 for match in anywhere.finditer(lowered))
+        for token in self._finder.present_in(lowered):
+            place = lowered.find(token)
+            while place >= 0:
+                points.add(place + 1)
+                place = lowered.find(token, place + 1)  # overlapping ones too
         end = len(lowered.rstrip())
         for length in range(1, min(self._longest_beginning, end) + 1):
             if lowered[end - length : end] in self._beginnings:

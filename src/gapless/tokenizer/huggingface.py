@@ -17,6 +17,7 @@ from gapless.tokenizer.vocabulary import PieceStyle, TokenKind, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
+_MODEL_CONFIGS = ("config.json", "generation_config.json")
 _TEMPLATE_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -33,43 +34,69 @@ def tokenizer_from_hf(directory: Path) -> Tokenizer:
             f"{directory} has no tokenizer.json, which Gapless needs. Older models have only tokenizer.model "
             "or vocab.json; transformers' AutoTokenizer can save the missing file."
         )
-    definition = _json_object(path)
     config = _json_object(directory / "tokenizer_config.json", missing_ok=True)
-    encoder = HuggingFaceEncoder(definition, path)
-    vocabulary = _vocabulary(definition, encoder, path)
-    ids = {vocabulary.pieces[i]: i for i in range(len(vocabulary)) if vocabulary.kinds[i] != TokenKind.UNUSED}
-    bos = ids.get(_token_text(config.get("bos_token")) or "")
+    encoder = HuggingFaceEncoder(path)
+    vocabulary = _vocabulary(encoder, path)
+    bos = encoder.find(_token_text(config.get("bos_token")))
     model_configs = [_json_object(directory / name, missing_ok=True) for name in _MODEL_CONFIGS]
     settings = TokenizerSettings(
         bos_token_id=bos,
-        eos_token_ids=frozenset(_end_ids(config, model_configs, ids, vocabulary)),
-        add_bos_token=_adds_bos(definition, config, vocabulary.pieces[bos] if bos is not None else None),
-        fim_tokens=_fim_tokens(ids),
-        strips_leading_space=_strips_leading_space(definition),
+        eos_token_ids=frozenset(_end_ids(config, model_configs, encoder, vocabulary)),
+        add_bos_token=_adds_bos(encoder, config, vocabulary.pieces[bos] if bos is not None else None),
+        fim_tokens=_fim_tokens(encoder),
+        strips_leading_space=_strips_leading_space(encoder),
     )
     return Tokenizer(vocabulary, encoder, settings, _chat_template(directory, config))
-
-
-_MODEL_CONFIGS = ("config.json", "generation_config.json")
 
 
 class HuggingFaceEncoder:
     """An `Encoder` that leaves all to the `tokenizers` library."""
 
-    def __init__(self, definition: dict[str, Any], path: Path) -> None:
+    def __init__(self, path: Path) -> None:
+        """FormatError if the library cannot read the file."""
         from tokenizers import Tokenizer
 
-        for token in definition.get("added_tokens") or ():
-            if token.get("special"):
-                # Matched before normalization, so that a guard is still there when they are looked for.
-                token["normalized"] = False
-        definition = {**definition, "truncation": None, "padding": None}
         try:
-            self.tokenizer: tokenizers.Tokenizer = Tokenizer.from_str(json.dumps(definition))
+            self.tokenizer: tokenizers.Tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise FormatError(f"{path}: not a tokenizer that can be read: {error}") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self._match_special_tokens_before_normalization()
         self._normalizer = self.tokenizer.normalizer
         self._lock = threading.Lock()
+
+    def _match_special_tokens_before_normalization(self) -> None:
+        """So that a guard, which the normalizer takes out, is still there when they are looked for."""
+        from tokenizers import AddedToken
+
+        self.tokenizer.add_special_tokens(
+            [
+                AddedToken(token.content, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+                for token in self.added_tokens.values()
+                if token.special and token.normalized
+            ]
+        )
+
+    def find(self, text: str | None) -> int | None:
+        """Id of the token with this text."""
+        token_id: int | None = None if text is None else self.tokenizer.token_to_id(text)
+        return token_id
+
+    @property
+    def added_tokens(self) -> Mapping[int, tokenizers.AddedToken]:
+        """Special and user-defined tokens by id."""
+        return self.tokenizer.get_added_tokens_decoder()
+
+    @property
+    def decoder_parts(self) -> list[Mapping[str, Any]]:
+        """The decoder's steps, as tokenizer.json writes them."""
+        return list(_parts(_as_json(self.tokenizer.decoder)))
+
+    @property
+    def post_processor_parts(self) -> list[Mapping[str, Any]]:
+        """The post-processor's steps, as tokenizer.json writes them."""
+        return list(_parts(_as_json(self.tokenizer.post_processor)))
 
     def encode(self, text: str, parse_special: bool, guard: str = "") -> list[int]:
         """See `Encoder.encode`."""
@@ -98,7 +125,7 @@ def _json_object(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
-def _vocabulary(definition: Mapping[str, Any], encoder: HuggingFaceEncoder, path: Path) -> Vocabulary:
+def _vocabulary(encoder: HuggingFaceEncoder, path: Path) -> Vocabulary:
     ids: dict[str, int] = encoder.tokenizer.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     if not 0 < size <= 2 * len(ids) + 65536:  # gaps are filled below, so a huge id must not cost huge memory
@@ -108,21 +135,19 @@ def _vocabulary(definition: Mapping[str, Any], encoder: HuggingFaceEncoder, path
     for piece, token_id in ids.items():
         pieces[token_id] = piece
         kinds[token_id] = TokenKind.NORMAL
-    style = _piece_style(definition, path)
+    style = _piece_style(encoder, path)
     if style is PieceStyle.SENTENCEPIECE:
         for byte in range(256):
             token_id = ids.get(f"<0x{byte:02X}>", -1)
             if token_id >= 0:
                 kinds[token_id] = TokenKind.BYTE
-    for token in definition.get("added_tokens") or ():
-        token_id = ids.get(token["content"], -1)
-        if token_id >= 0:
-            kinds[token_id] = TokenKind.CONTROL if token.get("special") else TokenKind.USER_DEFINED
+    for token_id, token in encoder.added_tokens.items():
+        kinds[token_id] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
     return Vocabulary(pieces, kinds, style)
 
 
-def _piece_style(definition: Mapping[str, Any], path: Path) -> PieceStyle:
-    kinds = {part.get("type") for part in _parts(definition.get("decoder"))}
+def _piece_style(encoder: HuggingFaceEncoder, path: Path) -> PieceStyle:
+    kinds = {part.get("type") for part in encoder.decoder_parts}
     if "ByteLevel" in kinds:
         return PieceStyle.BYTE_LEVEL
     if kinds & {"Metaspace", "ByteFallback", "Replace"}:
@@ -133,8 +158,8 @@ def _piece_style(definition: Mapping[str, Any], path: Path) -> PieceStyle:
     )
 
 
-def _strips_leading_space(definition: Mapping[str, Any]) -> bool:
-    for part in _parts(definition.get("decoder")):
+def _strips_leading_space(encoder: HuggingFaceEncoder) -> bool:
+    for part in encoder.decoder_parts:
         if part.get("type") == "Strip" and part.get("content") == " " and part.get("start", 0) > 0:
             return True
         if part.get("type") == "Metaspace":
@@ -142,6 +167,11 @@ def _strips_leading_space(definition: Mapping[str, Any]) -> bool:
                 part.get("prepend_scheme", "always") != "never" and part.get("add_prefix_space", True)
             )
     return False
+
+
+def _as_json(component: Any) -> Any:
+    """A part of the library's tokenizer as tokenizer.json writes it; pickling is its way to say it."""
+    return None if component is None else json.loads(component.__getstate__())
 
 
 def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
@@ -153,12 +183,12 @@ def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
                 yield from _parts(part)
 
 
-def _adds_bos(definition: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> bool:
+def _adds_bos(encoder: HuggingFaceEncoder, config: Mapping[str, Any], bos: str | None) -> bool:
     if bos is None:
         return False
     if isinstance(config.get("add_bos_token"), bool):
         return bool(config["add_bos_token"])
-    for part in _parts(definition.get("post_processor")):
+    for part in encoder.post_processor_parts:
         first = (
             next(iter(part.get("single") or ()), None) if part.get("type") == "TemplateProcessing" else None
         )
@@ -170,25 +200,25 @@ def _adds_bos(definition: Mapping[str, Any], config: Mapping[str, Any], bos: str
 def _end_ids(
     config: Mapping[str, Any],
     model_configs: Iterable[Mapping[str, Any]],
-    ids: Mapping[str, int],
+    encoder: HuggingFaceEncoder,
     vocabulary: Vocabulary,
 ) -> Iterator[int]:
-    eos = _token_text(config.get("eos_token"))
-    if eos is not None and eos in ids:
-        yield ids[eos]
+    eos = encoder.find(_token_text(config.get("eos_token")))
+    if eos is not None:
+        yield eos
     for model_config in model_configs:
         stored = model_config.get("eos_token_id", model_config.get("text_config", {}).get("eos_token_id"))
         for token_id in stored if isinstance(stored, list) else [stored]:
             if isinstance(token_id, int) and 0 <= token_id < len(vocabulary):
                 yield token_id
-    for text in well_known.END_OF_TURN & ids.keys():
-        if vocabulary.is_control(ids[text]):
-            yield ids[text]
+    for token_id in map(encoder.find, well_known.END_OF_TURN):
+        if token_id is not None and vocabulary.is_control(token_id):
+            yield token_id
 
 
-def _fim_tokens(ids: Mapping[str, int]) -> FimTokens | None:
-    kinds = (well_known.FIM_PREFIX, well_known.FIM_SUFFIX, well_known.FIM_MIDDLE)
-    found = [next((ids[text] for text in texts if text in ids), None) for texts in kinds]
+def _fim_tokens(encoder: HuggingFaceEncoder) -> FimTokens | None:
+    parts = (well_known.FIM_PREFIX, well_known.FIM_SUFFIX, well_known.FIM_MIDDLE)
+    found = [next((i for i in map(encoder.find, texts) if i is not None), None) for texts in parts]
     prefix, suffix, middle = found
     if prefix is None or suffix is None or middle is None:
         return None

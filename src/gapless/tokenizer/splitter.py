@@ -25,7 +25,7 @@ class SpecialTokenSplitter:
         self._ids = ids
         self._eats_whitespace = frozenset(eats_whitespace)
         groups: defaultdict[str, list[str]] = defaultdict(list)
-        for token in ids:
+        for token in filter(None, ids):
             groups[token[:_PREFIX_LENGTH]].append(token)
         self._groups = dict(groups)
         self._pattern = lru_cache(maxsize=64)(_any_of)
