@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing here: CI machines are shared, and pytest has a timeout of its own.
+settings.register_profile("gapless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gapless")
 
 from gapless.hub import models_directory
 

@@ -34,7 +34,9 @@ class ControlTextGuard:
     """Breaks up control tokens in the strings of a request.
 
     Covered are also control tokens in other case (a template may fold it), and a part of one at the end of a
-    string (the template may write the rest, or another message may begin with it).
+    string (the template may write the rest, or another message may begin with it). Not covered are tokens of
+    a single character, which cannot be broken up, and parts of tokens that begin with a letter, since every
+    role name would look like one.
     """
 
     def __init__(self, control_tokens: Collection[str]) -> None:
