@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gapless.hub import models_directory
+
 # How long an example takes says nothing here: CI machines are shared, and pytest has a timeout of its own.
 settings.register_profile("gapless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gapless")
-
-from gapless.hub import models_directory
 
 MODEL_FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
