@@ -28,13 +28,15 @@ def expected(name: str) -> tuple[Array, Array]:
     return saved["token_ids"], saved["logits"]
 
 
-def reference_logits(path: Path, steps: Iterable[Array], *, fused: bool = False) -> Array:
+def reference_logits(
+    path: Path, steps: Iterable[Array], *, fused: bool = False, cache_type: type = np.float32
+) -> Array:
     """Logits of all tokens, by the numpy reference, which gets them in these steps."""
     with open_checkpoint(path) as checkpoint:
         network = describe(checkpoint)
         weights = {name: read_f32(checkpoint, source) for name, source in network.sources.items()}
     graph = fuse(network.graph, set(weights)) if fused else network.graph
-    sequence = Reference(graph, weights)
+    sequence = Reference(graph, weights, cache_type)
     return np.concatenate([sequence.run(step) for step in steps])
 
 

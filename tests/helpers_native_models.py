@@ -11,7 +11,7 @@ from gapless import _native
 from gapless.models import load_model
 from helpers_models import Array
 
-NUM_BLOCKS = 16
+NUM_BLOCKS = 8  # of 16 tokens: the context of the tiny models
 
 
 def native_logprobs(path: Path, tokens: Array, *, step_tokens: int = 64, **options: Any) -> Array:
@@ -22,7 +22,7 @@ def native_logprobs(path: Path, tokens: Array, *, step_tokens: int = 64, **optio
         model.program,
         num_blocks=NUM_BLOCKS,
         max_num_seqs=1,
-        max_seq_len=min(NUM_BLOCKS * _native.Executor.block_size, model.config.context_length),
+        max_seq_len=NUM_BLOCKS * _native.Executor.block_size,
         max_step_tokens=step_tokens,
         num_threads=1,
     )

@@ -17,6 +17,7 @@ import transformers
 OUTPUT = Path(__file__).parent / "tiny"
 NUM_TOKENS = 40  # more than the windows below
 VOCAB_SIZE = 256
+GAIN = 1.2  # standard deviation of weights, times the square root of their number of inputs
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -134,10 +135,11 @@ def make(name: str, seed: int) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            # Large enough that every part shows in the logits, norms and biases included.
+            # Large enough that every part shows in the logits, norms and biases included; not so large that
+            # scores of 20 and more turn the rounding of a key to f16 in the cache into more than 1e-3.
             is_norm = "norm" in parameter_name
             mean = 0.0 if not is_norm or kind.startswith("gemma") else 1.0
-            parameter.normal_(mean, 0.2 if parameter.dim() == 1 else 1.5 / parameter.shape[1] ** 0.5)
+            parameter.normal_(mean, 0.2 if parameter.dim() == 1 else GAIN / parameter.shape[1] ** 0.5)
     folder = OUTPUT / name
     shutil.rmtree(folder, ignore_errors=True)
     model.to(dtype).save_pretrained(folder)

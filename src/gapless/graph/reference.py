@@ -21,10 +21,14 @@ F32: TypeAlias = Any  # float32 arrays; numpy does not keep the type through its
 class Reference:
     """A sequence in the making: each `run` takes its next tokens and returns logits."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, F32]) -> None:
-        """`weights`: float32 arrays by neutral name, shaped as the graph says."""
+    def __init__(self, graph: Graph, weights: Mapping[str, F32], cache_type: type = np.float32) -> None:
+        """`weights`: float32 arrays by neutral name, shaped as the graph says.
+
+        Keys and values are rounded to `cache_type` (the native core's is float16).
+        """
         self._graph = graph
         self._weights = weights
+        self._cache_type = cache_type
         self._cache: dict[int, tuple[F32, F32]] = {}  # layer → K, V [num_positions, num_kv_heads, head_dim]
         self._num_done = 0
 
@@ -32,7 +36,8 @@ class Reference:
         """Logits [rows, vocab_size] of the tokens that `logit_rows` names (all, if None)."""
         tokens = np.asarray(token_ids, np.int64)
         rows = np.arange(len(tokens)) if logit_rows is None else np.asarray(logit_rows)
-        step = _Step(self._weights, self._cache, tokens, self._num_done + np.arange(len(tokens)), rows)
+        positions = self._num_done + np.arange(len(tokens))
+        step = _Step(self._weights, self._cache, self._cache_type, tokens, positions, rows)
         for node in self._graph.nodes:
             step.compute(node)
         self._num_done += len(tokens)
@@ -44,6 +49,7 @@ class _Step:
         self,
         weights: Mapping[str, F32],
         cache: dict[int, tuple[F32, F32]],
+        cache_type: type,
         tokens: Any,
         positions: Any,
         rows: Any,
@@ -51,6 +57,7 @@ class _Step:
         self.values: dict[Value, F32] = {}
         self._weights = weights
         self._cache = cache
+        self._cache_type = cache_type
         self._tokens, self._positions, self._rows = tokens, positions, rows
 
     def compute(self, node: ir.Node) -> None:
@@ -132,7 +139,8 @@ class _Step:
         return np.concatenate([q, k, v], axis=1)
 
     def _append(self, layer: int, shape: AttentionShape, k: F32, v: F32) -> None:
-        new = [part.reshape(len(part), shape.num_kv_heads, shape.head_dim) for part in (k, v)]
+        rounded = [part.astype(self._cache_type).astype(np.float32) for part in (k, v)]
+        new = [part.reshape(len(part), shape.num_kv_heads, shape.head_dim) for part in rounded]
         if layer in self._cache:
             new = [np.concatenate([old, part]) for old, part in zip(self._cache[layer], new, strict=True)]
         self._cache[layer] = (new[0], new[1])
