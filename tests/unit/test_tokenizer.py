@@ -227,6 +227,18 @@ def test_a_byte_token_must_look_like_one() -> None:
         tokenizer_from_gguf(metadata)
 
 
+def test_merges_must_be_of_pieces() -> None:
+    with pytest.raises(FormatError, match="do not fit"):
+        tokenizer_from_gguf(byte_level_metadata(**{"tokenizer.ggml.merges": ["q q"]}))
+
+
+def test_a_piece_must_be_unicode() -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"][65] = "\udcff"
+    with pytest.raises(FormatError, match="do not fit"):
+        tokenizer_from_gguf(metadata)
+
+
 def test_scores_must_be_there_for_each_token() -> None:
     with pytest.raises(FormatError, match="scores"):
         tokenizer_from_gguf(sentencepiece_metadata(**{"tokenizer.ggml.scores": [0.0] * 5}))

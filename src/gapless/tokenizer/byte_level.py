@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gapless.errors import FormatError
 from gapless.tokenizer.pretokenizers import PreTokenizer
 
 if TYPE_CHECKING:
@@ -14,9 +15,18 @@ if TYPE_CHECKING:
 class ByteLevelEncoder:
     """Encodes plain text; implements `TextEncoder`."""
 
-    def __init__(self, ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer) -> None:
-        """`ids` of the pieces that text may become. UnicodeError if a piece is not UTF-8."""
-        self._tokenizer = _build(ids, merges, pre_tokenizer)
+    def __init__(
+        self,
+        ids: dict[str, int],
+        merges: Sequence[str],
+        pre_tokenizer: PreTokenizer,
+        markup: Collection[str] = (),
+    ) -> None:
+        """`ids` of the pieces that text may become; `markup`: pieces that no merge may lead to.
+
+        FormatError if the library cannot use them.
+        """
+        self._tokenizer = _build(ids, merges, pre_tokenizer, frozenset(markup))
 
     def encode(self, text: str, at_start: bool) -> list[int]:
         """Ids of `text`. The place of the text makes no difference to byte-level BPE."""
@@ -24,10 +34,15 @@ class ByteLevelEncoder:
         return ids
 
 
-def _build(ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
+def _build(
+    ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer, markup: frozenset[str]
+) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    model = models.BPE(ids, _Pairs(merges, ids), ignore_merges=pre_tokenizer.ignore_merges)
+    try:
+        model = models.BPE(ids, _Pairs(merges, markup), ignore_merges=pre_tokenizer.ignore_merges)
+    except Exception as error:  # the library raises plain Exception, TypeError where text is not Unicode
+        raise FormatError(f"The vocabulary and the merges do not fit together: {error}") from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -41,16 +56,16 @@ def _build(ids: dict[str, int], merges: Sequence[str], pre_tokenizer: PreTokeniz
 class _Pairs(Sequence[tuple[str, str]]):
     """Merges as pairs, made while the library reads them: a list of them would take 30 MB for a moment."""
 
-    def __init__(self, merges: Sequence[str], ids: dict[str, int]) -> None:
+    def __init__(self, merges: Sequence[str], markup: frozenset[str]) -> None:
         self._merges = merges
-        self._ids = ids
+        self._markup = markup
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Leaves out merges whose result is no piece, or is markup."""
-        ids = self._ids
+        """Leaves out the merges that make, or use, markup."""
+        markup = self._markup
         for merge in self._merges:
             left, _, right = merge.partition(" ")
-            if left + right in ids and left in ids and right in ids:
+            if left + right not in markup and left not in markup and right not in markup:
                 yield left, right
 
     def __len__(self) -> int:

@@ -57,10 +57,8 @@ class _Builder:
         pre_tokenizer = self._pre_tokenizer()
         settings = self._settings(add_bos_token=pre_tokenizer.adds_bos)
         merges: Sequence[str] = self.required("merges")
-        try:
-            encoder = ByteLevelEncoder(self._text_ids(), merges, pre_tokenizer)
-        except UnicodeError as error:
-            raise FormatError(f"A token of the GGUF file's vocabulary is not UTF-8: {error}") from error
+        markup = [self.vocabulary.pieces[i] for i in self.vocabulary.ids_of_kind(*MARKUP)]
+        encoder = ByteLevelEncoder(self._text_ids(), merges, pre_tokenizer, markup)
         return self._tokenizer(encoder, settings)
 
     def sentencepiece(self) -> Tokenizer:
