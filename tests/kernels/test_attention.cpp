@@ -184,7 +184,7 @@ constexpr double kTolerance = 3e-5;
 
 void test_values() {
   for (int dim : {16, 48, 64, 80, 96, 128, 256, 272})
-    for (int group : {1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+    for (int group : dim == 64 ? std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9} : std::vector<int>{1, 3, 7}) {
       Model model({{2 * group, 2, dim}, {1, 15, 16, 17, 70}}, uint32_t(dim + group));
       model.compare(model.run(2, whole), kTolerance);
     }
@@ -199,9 +199,9 @@ void test_values() {
 
 void test_options() {
   for (bool causal : {true, false})
-    for (int window : {0, 1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 300, 5000})
+    for (int window : {0, 1, 2, 15, 16, 17, 63, 64, 65, 256, 5000})
       for (float softcap : {0.0f, 5.0f}) {
-        Problem problem{{4, 2, 64, causal, window}, {3, 130, 530}, softcap, window % 2 == 1};
+        Problem problem{{2, 1, 32, causal, window}, {3, 130, 330}, softcap, window % 2 == 1};
         Model model(problem, uint32_t(window));
         model.compare(model.run(3, whole), kTolerance);
       }
@@ -216,8 +216,8 @@ void test_invariance(const Problem& problem) {
     return std::memcmp(outputs.data(), expected.data(), expected.size() * sizeof(float)) == 0;
   };
   for (int threads : {2, 3, 64}) CHECK(same(model.run(threads, whole)));
-  for (int chunk : {1, 5, 7, 16, 48, 64, 100, 256})
-    for (int threads : {1, 2, 64}) CHECK(same(model.run(threads, [=](int, int, int) { return chunk; })));
+  for (int chunk : {1, 7, 64, 100})
+    for (int threads : {1, 64}) CHECK(same(model.run(threads, [=](int, int, int) { return chunk; })));
   // Each sequence alone, one after the other; then every step a random mixture of decode, prefill and waiting.
   int turn = 0;
   std::mt19937 random(3);
@@ -265,10 +265,10 @@ void test_plan() {
 int main() {
   test_values();
   test_options();
-  test_invariance({{6, 2, 64}, {1, 40, 300, 777}});
-  test_invariance({{8, 1, 128}, {600, 17}, 30.0f, true});
+  test_invariance({{6, 2, 64}, {1, 40, 300, 530}});
+  test_invariance({{8, 1, 128}, {530, 17}, 30.0f, true});
   test_invariance({{5, 5, 80, true, 100}, {350, 64}});
-  test_invariance({{14, 2, 64, true, 300}, {700, 3}});
+  test_invariance({{14, 2, 64, true, 300}, {600, 3}});
   test_plan();
   return check::finish("attention");
 }
