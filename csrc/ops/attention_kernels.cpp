@@ -10,12 +10,12 @@
 namespace gapless::GAPLESS_ISA {
 namespace {
 
-// Accumulators that fit the registers beside the operands: a F32x16 is 1 of 32 registers with AVX-512, 2 of 16 with AVX2,
-// 4 of 32 with NEON.
+// How many F32x16 the registers hold beside one broadcast factor: it is 1 of 32 registers with AVX-512, 2 of 16 with AVX2,
+// 4 of 32 with NEON. A single spilled accumulator halves the speed.
 #if defined(GAPLESS_ISA_AVX512)
-constexpr int kMaxRows = 12, kAccumulators = 24;
+constexpr int kMaxRows = 12, kRegisters = 31;
 #else
-constexpr int kMaxRows = 6, kAccumulators = 6;
+constexpr int kMaxRows = 6, kRegisters = 7;
 #endif
 constexpr int kMaxRowBlocks = (kAttentionTileRows + kMaxRows - 1) / kMaxRows;
 constexpr int kTileBlocks = kAttentionTileTokens / kKvBlockTokens;
@@ -23,9 +23,29 @@ constexpr int kValueColumns = 64;  // of a tile's values that stay in the L1 cac
 constexpr float kMasked = -1e30f;  // finite, so that differences of two of them are 0
 constexpr float kLog2E = 1.44269504f;
 
-// With few rows, several vectors of keys (or of value columns) keep enough independent sums in flight.
-constexpr int vectors_per_row(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
-static_assert(vectors_per_row(1) == 4, "a single row must hide the latency of its sums");
+// With few rows, several vectors of keys (or of value columns) keep enough independent sums in flight. Each needs a
+// register and an accumulator per row; for a single row it is used at once and needs none.
+constexpr int vectors_per_row(int rows) {
+  for (int n : {4, 2})
+    if (rows * n + (rows == 1 ? 1 : n) <= kRegisters) return n;
+  return 1;
+}
+
+// sums[r][n] += factor(r) * vector(n)
+template <int R, int N, typename Factor, typename Vector>
+GAPLESS_INLINE void multiply_add(F32x16 (&sums)[R][N], Factor factor, Vector vector) {
+  if constexpr (R == 1) {
+    const F32x16 f = set1(factor(0));
+    for (int n = 0; n < N; ++n) sums[0][n] = fma(f, vector(n), sums[0][n]);
+  } else {
+    F32x16 v[N];
+    for (int n = 0; n < N; ++n) v[n] = vector(n);
+    for (int r = 0; r < R; ++r) {
+      const F32x16 f = set1(factor(r));
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(f, v[n], sums[r][n]);
+    }
+  }
+}
 
 // out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys.
 template <int R, int N>
@@ -33,14 +53,8 @@ GAPLESS_INLINE void dot_keys(const float* q, int dim, const uint16_t* const* key
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = zero();
-  for (int d = 0; d < dim; ++d) {
-    F32x16 k[N];
-    for (int n = 0; n < N; ++n) k[n] = load_f16(keys[n] + d * 16);
-    for (int r = 0; r < R; ++r) {
-      const F32x16 factor = set1(q[r * dim + d]);
-      for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, k[n], sums[r][n]);
-    }
-  }
+  for (int d = 0; d < dim; ++d)
+    multiply_add<R, N>(sums, [=](int r) { return q[r * dim + d]; }, [=](int n) { return load_f16(keys[n] + d * 16); });
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(out + r * kAttentionTileTokens + 16 * n, sums[r][n]);
 }
@@ -64,14 +78,9 @@ GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16
   for (int t = begin; t < end;) {
     const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
     const uint16_t* v = values[t / 16] + (t % 16) * dim + column;
-    for (; t < stop; ++t, v += dim) {
-      F32x16 row[N];
-      for (int n = 0; n < N; ++n) row[n] = load_f16(v + 16 * n);
-      for (int r = 0; r < R; ++r) {
-        const F32x16 factor = set1(p[r * kAttentionTileTokens + t]);
-        for (int n = 0; n < N; ++n) sums[r][n] = fma(factor, row[n], sums[r][n]);
-      }
-    }
+    for (; t < stop; ++t, v += dim)
+      multiply_add<R, N>(sums, [=](int r) { return p[r * kAttentionTileTokens + t]; },
+                         [=](int n) { return load_f16(v + 16 * n); });
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
