@@ -30,7 +30,7 @@ def cases(name):
 
 @pytest.fixture(scope="module", params=["a16", "a8"])
 def llm(request, name, model_path):
-    with LLM(model_path(name), activations=request.param, max_model_len=512, max_num_seqs=8) as llm:
+    with LLM(model_path(name), activations=request.param, max_model_len=1024, max_num_seqs=8) as llm:
         llm.activations = request.param
         yield llm
 
@@ -63,10 +63,19 @@ def test_prompt_logprobs(llm, name, cases, outputs):
         assert mean <= A8_LIMITS[name]
 
 
+def is_consistent(case):
+    """Whether the reference's greedy run began with the logits that the reference gives for the same prompt.
+    In one case (Qwen, "emoji") its first margin is 1.16, while the two best log-probabilities are 0.92
+    apart.""" first, second, *_ = case["last_top_logprobs"] return abs(case["greedy_margins"][0] - (first -
+    second)) < 0.01
+
+
 def test_greedy_ids(llm, cases, outputs):
     if llm.activations != "a16":
         pytest.skip("rounded activations may choose otherwise")
-    for case_name, case in cases.items():
+    consistent = {case_name: case for case_name, case in cases.items() if is_consistent(case)}
+    assert len(consistent) >= len(cases) - 1
+    for case_name, case in consistent.items():
         margins = case["greedy_margins"]
         decided = next(
             (step for step, margin in enumerate(margins) if margin < DECISIVE_MARGIN), len(margins)
