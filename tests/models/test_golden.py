@@ -65,9 +65,11 @@ def test_prompt_logprobs(llm, name, cases, outputs):
 
 def is_consistent(case):
     """Whether the reference's greedy run began with the logits that the reference gives for the same prompt.
-    In one case (Qwen, "emoji") its first margin is 1.16, while the two best log-probabilities are 0.92
-    apart.""" first, second, *_ = case["last_top_logprobs"] return abs(case["greedy_margins"][0] - (first -
-    second)) < 0.01
+
+    In one case (Qwen, "emoji") its first margin is 1.16, while the two best log-probabilities are 0.92 apart.
+    """
+    first, second, *_ = case["last_top_logprobs"]
+    return abs(case["greedy_margins"][0] - (first - second)) < 0.01
 
 
 def test_greedy_ids(llm, cases, outputs):
