@@ -7,7 +7,7 @@
 
 VENV ?= .venv
 MODEL ?= smollm2-135m
-PROMPT ?= What is the capital of France?
+PROMPT ?= Why is the sky blue?
 TEST_MODELS ?= smollm2-135m gemma3-270m qwen2.5-coder-0.5b
 PYTHON ?= python3
 BIN := $(VENV)/bin

@@ -59,7 +59,7 @@ def run(
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 1024,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0: always the likeliest token. [default: the model's own, else 0.4]"),
+        typer.Option(help="0: always the likeliest token. [default: the model's own, else 0.2]"),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Only the k likeliest tokens. [default: the model's own]")

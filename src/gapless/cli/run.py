@@ -19,7 +19,7 @@ from gapless.runtime import start
 from gapless.sampling import RequestMetrics, SamplingParams
 
 # Used where neither the user nor the model says: small models wander at higher temperatures and repeat at 0.
-_DEFAULTS = {"temperature": 0.4, "top_p": 0.95, "top_k": 0}
+_DEFAULTS = {"temperature": 0.2, "top_p": 0.95, "top_k": 0}
 
 _CHAT_HELP = "Ctrl-C stops an answer, /clear forgets the conversation, Ctrl-D ends."
 
