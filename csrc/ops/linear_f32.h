@@ -26,21 +26,23 @@ GAPLESS_INLINE F32x16 load_column(const std::byte* tile, int k) {
   return k % 2 ? odd_bf16(pairs) : even_bf16(pairs);
 }
 
+template <int rows>
+GAPLESS_INLINE void add_column(F32x16 w, const float* x, int64_t x_stride, F32x16 (&totals)[rows]) {
+  unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(w, set1(x[r * x_stride]), totals[r]); });
+}
+
 template <PackedType type, int rows>
 GAPLESS_INLINE void add_columns(const std::byte* tile, int num_cols, const float* x, int64_t x_stride, float (*sums)[kTileRows]) {
   F32x16 totals[rows];
-  for (int r = 0; r < rows; ++r) totals[r] = load(sums[r]);
-  const auto add_column = [&](int k) GAPLESS_LAMBDA_INLINE {
-    const F32x16 w = load_column<type>(tile, k);
-    for (int r = 0; r < rows; ++r) totals[r] = fma(w, set1(x[r * x_stride + k]), totals[r]);
-  };
+  unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
   int k = 0;
-  for (; k + 2 <= num_cols; k += 2) {
-    add_column(k);
-    add_column(k + 1);
-  }
-  if (k < num_cols) add_column(k);
-  for (int r = 0; r < rows; ++r) store(sums[r], totals[r]);
+  if constexpr (type == PackedType::bf16)
+    for (; k + 2 <= num_cols; k += 2) {
+      add_column<rows>(load_column<type>(tile, k), x + k, x_stride, totals);
+      add_column<rows>(load_column<type>(tile, k + 1), x + k + 1, x_stride, totals);
+    }
+  for (; k < num_cols; ++k) add_column<rows>(load_column<type>(tile, k), x + k, x_stride, totals);
+  unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
 }
 
 template <PackedType type, int rows = kF32Rows>
@@ -85,8 +87,10 @@ GAPLESS_INLINE void dequantize_group(const std::byte* quants, const ScaleReader<
       const F32x16 q = byte_to_f32<j>(line);
       if constexpr (has_min)
         store(out[step * 4 + j], sub(mul(scale, q), min));
+      else if constexpr (step < 4)
+        store(out[step * 4 + j], mul(first, sub(q, zero_point)));
       else
-        store(out[step * 4 + j], mul(step < 4 ? first : second, sub(q, zero_point)));
+        store(out[step * 4 + j], mul(second, sub(q, zero_point)));
     });
   });
 }

@@ -22,10 +22,9 @@ void quantize_group(const float* x, int n, A8Group* out) {
     half_sum[i / 16] += out->q[i];
   }
   out->scale = is_zero ? 0.0f : largest * (1.0f / 127.0f);
-  out->sum = half_sum[0] + half_sum[1];
   out->half_sum[0] = int16_t(half_sum[0]);
   out->half_sum[1] = int16_t(half_sum[1]);
-  out->scaled_sum = out->scale * float(out->sum);
+  out->offset = -out->scale * float(half_sum[0] + half_sum[1]);
 }
 
 void quantize_row(const float* x, int k, std::byte* out) {

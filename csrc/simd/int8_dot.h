@@ -4,7 +4,12 @@
 // 4 values; all arithmetic is in exact integers, so that every ISA and every way to block the loops gives the same number.
 // How a line is multiplied is the ISA's business: vpdpbusd, sdot, or vpmaddubsw with 16-bit partial sums that are
 // widened before they can overflow.
+//
+// The sum is that of the unsigned numbers as they are stored; their zero point is left to the caller, except for int6,
+// whose two halves have factors of their own, and where eight-bit weights have to be signed (kSignedWeights).
 #pragma once
+
+#include <cstddef>
 
 #include "simd/line.h"
 
@@ -14,10 +19,10 @@ namespace gapless::GAPLESS_ISA {
 struct A8Group {
   int8_t q[32];
   float scale;
-  float scaled_sum;  // scale * sum: what a weight's minimum is multiplied with
-  int32_t sum;       // of q
-  int16_t half_sum[2];
+  float offset;         // -scale * (sum of q): the weights' minimum times this is added to the dot product
+  int16_t half_sum[2];  // of the first and the last 16 q
 };
+static_assert(sizeof(A8Group) == 44);
 
 // The weights of one step, in the form that Dot wants, and the two integer scales per group that int6 has.
 template <int bits>
@@ -26,14 +31,19 @@ template <int bits>
 struct SubScales {};
 template <int bits>
 struct Dot;
+template <int bits>
+GAPLESS_INLINE SubScales<bits> load_sub_scales(const int8_t*) {
+  return {};
+}
 
 #if defined(GAPLESS_ISA_AVX2)
+
+constexpr bool kSignedWeights = false;
 
 struct I32x16 {
   __m256i lo, hi;
 };
 GAPLESS_INLINE I32x16 operator+(I32x16 x, I32x16 y) { return {_mm256_add_epi32(x.lo, y.lo), _mm256_add_epi32(x.hi, y.hi)}; }
-GAPLESS_INLINE I32x16 operator-(I32x16 x, I32x16 y) { return {_mm256_sub_epi32(x.lo, y.lo), _mm256_sub_epi32(x.hi, y.hi)}; }
 GAPLESS_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 
 // Products of a line with four activations, neighbours added: 16-bit sums, two per output.
@@ -44,7 +54,13 @@ GAPLESS_INLINE Pairs multiply(Line w, const int8_t* x) {
   const __m256i v = _mm256_set1_epi32(load_i32(x));
   return {_mm256_maddubs_epi16(w.lo, v), _mm256_maddubs_epi16(w.hi, v)};
 }
-GAPLESS_INLINE Pairs operator+(Pairs x, Pairs y) { return {_mm256_add_epi16(x.lo, y.lo), _mm256_add_epi16(x.hi, y.hi)}; }
+// The empty asm hides the sum from the compiler, which would otherwise turn a chain of sums into a tree, keep all products
+// alive for that, and spend a third of the time on spilling them.
+GAPLESS_INLINE Pairs operator+(Pairs x, Pairs y) {
+  Pairs sum = {_mm256_add_epi16(x.lo, y.lo), _mm256_add_epi16(x.hi, y.hi)};
+  asm("" : "+x"(sum.lo), "+x"(sum.hi));
+  return sum;
+}
 GAPLESS_INLINE I32x16 widen(Pairs x, Pairs factors) {
   return {_mm256_madd_epi16(x.lo, factors.lo), _mm256_madd_epi16(x.hi, factors.hi)};
 }
@@ -61,6 +77,14 @@ template <int bits>
 GAPLESS_INLINE Operand<bits> make_operand(Line w) {
   return {w};
 }
+template <int bits>
+GAPLESS_INLINE void store_operand(std::byte* p, const Operand<bits>& w) {
+  store_line(p, w.line);
+}
+template <int bits>
+GAPLESS_INLINE Operand<bits> load_operand(const std::byte* p) {
+  return {load_line(p)};
+}
 
 // The sum of up to 8, 4, 2 steps stays below 2^15: 15 * 127 * 2 * 8, 31 * 127 * 2 * 4, 63 * 127 * 2 * 2.
 template <int bits>
@@ -69,8 +93,6 @@ struct Dot {
   Pairs run;
   I32x16 sum;
 
-  template <int zero_point>
-  GAPLESS_INLINE void begin(const A8Group*) {}
   template <int step>
   GAPLESS_INLINE void add(Operand<bits> w, const A8Group* x, const SubScales<bits>&) {
     const Pairs product = multiply(w.line, x->q + 4 * step);
@@ -80,12 +102,7 @@ struct Dot {
       sum = step < kRun ? wide : sum + wide;
     }
   }
-  template <int zero_point>
-  GAPLESS_INLINE F32x16 finish(const A8Group* x, const SubScales<bits>&) const {
-    if constexpr (zero_point == 0) return to_f32(sum);
-    const __m256i correction = _mm256_mullo_epi32(_mm256_set1_epi32(x->sum), _mm256_set1_epi32(zero_point));
-    return to_f32(sum - I32x16{correction, correction});
-  }
+  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<bits>&) const { return to_f32(sum); }
 };
 
 template <>
@@ -93,7 +110,8 @@ struct SubScales<6> {
   Pairs first, second;  // each output's factor for both its pairs
   Pairs correction;     // -32 times the first and the second factor
 };
-GAPLESS_INLINE SubScales<6> load_sub_scales(const int8_t* p) {
+template <>
+GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) {
   const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16));
   const auto widened = [](__m128i a, __m128i b) {
@@ -110,8 +128,6 @@ struct Dot<6> {
   Pairs run;
   I32x16 sum;
 
-  template <int zero_point>
-  GAPLESS_INLINE void begin(const A8Group*) {}
   template <int step>
   GAPLESS_INLINE void add(Operand<6> w, const A8Group* x, const SubScales<6>& subs) {
     const Pairs product = multiply(w.line, x->q + 4 * step);
@@ -121,9 +137,7 @@ struct Dot<6> {
       sum = step < 2 ? wide : sum + wide;
     }
   }
-  template <int zero_point>
   GAPLESS_INLINE F32x16 finish(const A8Group* x, const SubScales<6>& subs) const {
-    static_assert(zero_point == 32);
     const __m256i half_sums = _mm256_set1_epi32(load_i32(x->half_sum));
     return to_f32(sum + widen(subs.correction, Pairs{half_sums, half_sums}));
   }
@@ -138,22 +152,26 @@ template <>
 GAPLESS_INLINE Operand<8> make_operand<8>(Line w) {
   return {w & 15, shift_right<4>(w) & 15};
 }
+GAPLESS_INLINE void store_operand(std::byte* p, const Operand<8>& w) {
+  store_line(p, w.low);
+  store_line(p + 64, w.high);
+}
+template <>
+GAPLESS_INLINE Operand<8> load_operand<8>(const std::byte* p) {
+  return {load_line(p), load_line(p + 64)};
+}
 template <>
 struct Dot<8> {
   Pairs low, high;
 
-  template <int zero_point>
-  GAPLESS_INLINE void begin(const A8Group*) {}
   template <int step>
   GAPLESS_INLINE void add(Operand<8> w, const A8Group* x, const SubScales<8>&) {
     const Pairs low_product = multiply(w.low, x->q + 4 * step), high_product = multiply(w.high, x->q + 4 * step);
     low = step == 0 ? low_product : low + low_product;
     high = step == 0 ? high_product : high + high_product;
   }
-  template <int zero_point>
-  GAPLESS_INLINE F32x16 finish(const A8Group* x, const SubScales<8>&) const {
-    const __m256i correction = _mm256_mullo_epi32(_mm256_set1_epi32(x->sum), _mm256_set1_epi32(zero_point));
-    return to_f32(widen(low, int16_t(1)) + widen(high, int16_t(16)) - I32x16{correction, correction});
+  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<8>&) const {
+    return to_f32(widen(low, int16_t(1)) + widen(high, int16_t(16)));
   }
 };
 
@@ -170,7 +188,7 @@ template <int bits, int step>
 GAPLESS_INLINE void dot_step(I32x16& sum, Line w, const A8Group* x) {
   sum.v = _mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(load_i32(x->q + 4 * step)));
 }
-constexpr bool kSignedWeights = false;
+constexpr bool kSignedWeights = false;  // eight-bit weights are multiplied as they are
 
 #elif defined(GAPLESS_ISA_NEON)
 
@@ -192,7 +210,7 @@ GAPLESS_INLINE void dot_step(I32x16& sum, Line w, const A8Group* x) {
   sum.c = vdotq_laneq_s32(sum.c, vreinterpretq_s8_u8(w.c), v, step % 4);
   sum.d = vdotq_laneq_s32(sum.d, vreinterpretq_s8_u8(w.d), v, step % 4);
 }
-constexpr bool kSignedWeights = true;  // sdot: eight-bit weights are shifted by 128 first
+constexpr bool kSignedWeights = true;
 
 #else
 
@@ -235,21 +253,23 @@ GAPLESS_INLINE Operand<bits> make_operand(Line w) {
 }
 
 template <int bits>
-struct Dot {
-  I32x16 sum;
+GAPLESS_INLINE void store_operand(std::byte* p, const Operand<bits>& w) {
+  store_line(p, w.line);
+}
+template <int bits>
+GAPLESS_INLINE Operand<bits> load_operand(const std::byte* p) {
+  return {load_line(p)};
+}
 
-  template <int zero_point>
-  GAPLESS_INLINE void begin(const A8Group* x) {
-    sum = set1_i32(bits == 8 && kSignedWeights ? 0 : -zero_point * x->sum);
-  }
+template <int bits>
+struct Dot {
+  I32x16 sum = set1_i32(0);
+
   template <int step>
   GAPLESS_INLINE void add(Operand<bits> w, const A8Group* x, const SubScales<bits>&) {
     dot_step<bits, step>(sum, w.line, x);
   }
-  template <int zero_point>
-  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<bits>&) const {
-    return to_f32(sum);
-  }
+  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<bits>&) const { return to_f32(sum); }
 };
 
 // The products of both halves with their factors are integers below 2^24, so the fused sum is rounded once, like the
@@ -258,22 +278,22 @@ template <>
 struct SubScales<6> {
   F32x16 first, second;
 };
-GAPLESS_INLINE SubScales<6> load_sub_scales(const int8_t* p) { return {load_i8(p), load_i8(p + 16)}; }
+template <>
+GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) { return {load_i8(p), load_i8(p + 16)}; }
 
 template <>
 struct Dot<6> {
   I32x16 first, second;
 
-  template <int zero_point>
   GAPLESS_INLINE void begin(const A8Group* x) {
-    first = set1_i32(-zero_point * x->half_sum[0]);
-    second = set1_i32(-zero_point * x->half_sum[1]);
+    first = set1_i32(-32 * x->half_sum[0]);
+    second = set1_i32(-32 * x->half_sum[1]);
   }
   template <int step>
   GAPLESS_INLINE void add(Operand<6> w, const A8Group* x, const SubScales<6>&) {
+    if constexpr (step == 0) begin(x);
     dot_step<6, step>(step < 4 ? first : second, w.line, x);
   }
-  template <int zero_point>
   GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<6>& subs) const {
     return fma(to_f32(second), subs.second, mul(to_f32(first), subs.first));
   }

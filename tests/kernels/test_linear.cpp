@@ -59,19 +59,25 @@ struct Reference {
   double value, magnitude;
 };
 
+// What the kernels subtract per unit of activation: the minimum, or the zero point times the scale.
+double offset(const PackedWeight& w, int output, int group) {
+  if (!w.format.is_integer()) return 0;
+  const int tile = output / kTileRows, lane = output % kTileRows, has_min = w.format.has_min;
+  const int entry = (tile * w.num_scales + group / w.format.groups_per_scale) * w.format.scales_per_entry() + has_min;
+  double result = std::fabs(f16_to_f32(w.scales[entry * kTileRows + lane])) * (has_min ? 1 : w.format.zero_point());
+  const int num_subs = w.format.subs_per_group();
+  if (num_subs) result *= std::abs(w.subs[((tile * w.num_groups + group) * num_subs + has_min) * kTileRows + lane]);
+  if (w.format.type == PackedType::int6) return 0;  // in exact integers
+  return result;
+}
+
 Reference reference(const PackedWeight& w, int output, const std::vector<double>& x) {
   std::vector<float> row(size_t(w.cols));
   w.dequantize_row(output, row.data());
   Reference r = {0, 0};
   for (int k = 0; k < w.cols; ++k) {
     double magnitude = std::fabs(row[k]);
-    if (w.format.has_min) {  // a difference: its parts are larger than itself
-      const int group = k / kGroupCols, tile = output / kTileRows, lane = output % kTileRows;
-      const int index = tile * w.num_scales + group / w.format.groups_per_scale;
-      double min = std::fabs(f16_to_f32(w.scales[(2 * index + 1) * kTileRows + lane]));
-      if (w.subs) min *= std::abs(w.subs[(2 * (tile * w.num_groups + group) + 1) * kTileRows + lane]);
-      magnitude += 2 * min;
-    }
+    magnitude += 2 * offset(w, output, k / kGroupCols);  // a difference: its parts are larger than itself
     r.value += double(row[k]) * x[k];
     r.magnitude += magnitude * std::fabs(x[k]);
   }
@@ -148,7 +154,7 @@ void run_case(const Case& c, const char* isa, const LinearKernels& kernels) {
     for (int k = 0; k < c.cols; ++k) {
       input[k] = x.data[m * x_stride + k];
       if (!integers) continue;
-      const std::byte* group = xq.data + m * xq_stride + k / 32 * 48;
+      const std::byte* group = xq.data + m * xq_stride + k / 32 * 44;
       float scale;
       std::memcpy(&scale, group + 32, 4);
       input[k] = double(scale) * int8_t(group[k % 32]);
@@ -206,7 +212,7 @@ void test_quantize_row(const char* isa, const LinearKernels& kernels) {
     generic::linear_kernels().quantize_row(x.data() + 1, k, expected.data());
     check(out == expected, std::string(isa) + ": quantize_row differs from the generic one");
     for (int i = 0; i < k; ++i) {
-      const std::byte* group = out.data() + i / 32 * 48;
+      const std::byte* group = out.data() + i / 32 * 44;
       float scale;
       std::memcpy(&scale, group + 32, 4);
       const float error = std::fabs(scale * float(int8_t(group[i % 32])) - x[i + 1]);
