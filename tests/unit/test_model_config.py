@@ -66,6 +66,14 @@ def gguf_metadata(arch: str, **changes: Any) -> dict[str, Any]:
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in values.items()}}
 
 
+@pytest.mark.parametrize(
+    ("changes", "window"), [({}, 4096), ({"sliding_window": None}, 0), ({"sliding_window": 8}, 8)]
+)
+def test_window_of_mistral(changes: dict[str, Any], window: int) -> None:
+    config = hf({**LLAMA, "model_type": "mistral"}, **changes)
+    assert config.sliding_window == window  # type: ignore[attr-defined]
+
+
 def test_llama3_rope_scaling() -> None:
     """Llama-3.2-1B: pairs 0 to 14 unchanged, 15 to 17 blended, 18 to 31 divided by 32."""
     scaling = {

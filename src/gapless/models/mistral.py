@@ -12,9 +12,12 @@ from gapless.models.keys import Keys
 from gapless.models.llama import LlamaConfig
 from gapless.models.registry import Architecture
 
+_DEFAULT_WINDOW = 4096  # of transformers, where the key is absent; null switches it off
+
 
 def from_hf(keys: Keys) -> LlamaConfig:
-    return replace(llama.from_hf(keys), sliding_window=keys.integer("sliding_window", 0, minimum=0))
+    default = 0 if keys.is_null("sliding_window") else _DEFAULT_WINDOW
+    return replace(llama.from_hf(keys), sliding_window=keys.integer("sliding_window", default, minimum=0))
 
 
 ARCHITECTURE = Architecture(
