@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gapless.graph import ir, passes
 from gapless.graph.builder import GraphBuilder
@@ -216,3 +218,40 @@ def test_a_whole_layer(is_integer: bool) -> None:
     assert after.logits == before.logits
     assert after.logits.domain is Domain.LOGIT
     assert_same_results(before, after)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Graph:
+    """Random networks of everything that authors can write; most match no pattern completely."""
+    graph, hidden = start()
+    live = [hidden]
+    for index in range(draw(st.integers(1, 12))):
+        x = draw(st.sampled_from(live))
+        match draw(st.sampled_from(["linear", "norm", "activate", "mul", "add", "add", "attention"])):
+            case "linear":
+                bias = f"{index}.bias" if draw(st.booleans()) else None
+                live.append(graph.linear(x, str(index), WIDTH, bias))
+            case "norm":
+                live.append(graph.rms_norm(x, str(index), 1e-3))
+            case "activate":
+                live.append(graph.activate(x, ActivationKind.SILU))
+            case "mul":
+                live.append(graph.mul(x, draw(st.sampled_from(live))))
+            case "add":
+                residual = draw(st.sampled_from(live))
+                if residual != x:
+                    live.remove(residual)
+                    live.append(graph.add(residual, x))
+            case "attention":
+                parts = [
+                    graph.linear(x, f"{index}.{part}", width)
+                    for part, width in zip("qkv", (8, 4, 4), strict=True)
+                ]
+                q, k = (graph.rope(part, TABLE, 4) for part in parts[:2])
+                live.append(graph.attention(q, k, parts[2], index, SHAPE))
+    return finish(graph, draw(st.sampled_from(live)))
+
+
+@given(networks(), st.sets(st.integers(0, 11)))
+def test_any_network_stays_the_same(before: Graph, integer: set[int]) -> None:
+    assert_same_results(before, passes.fuse(before, {str(index) for index in integer}))
