@@ -10,6 +10,8 @@ from gapless.graph.ir import ActivationKind
 from gapless.models.keys import Keys
 from gapless.models.rope import RopeConfig
 
+MAX_HEAD_DIM = 4096  # far above any real one: tables of this size are made before tensors are looked at
+
 # Keys that say nothing about what the network computes, or repeat what others say.
 HARMLESS_HF_KEYS = frozenset(
     {
@@ -93,9 +95,9 @@ def sizes_from_hf(keys: Keys, **defaults: int | float) -> dict[str, Any]:
     if keys.has("quantization_config"):
         raise keys.refuse("quantization_config", "checkpoints in such a format are not supported yet")
 
-    def integer(name: str, otherwise: int | None = None) -> int:
+    def integer(name: str, otherwise: int | None = None, **bounds: int) -> int:
         default = defaults.get(name, otherwise)
-        return keys.integer(name, None if default is None else int(default))
+        return keys.integer(name, None if default is None else int(default), **bounds)
 
     num_heads, hidden_size = integer("num_attention_heads"), integer("hidden_size")
     num_layers = integer("num_hidden_layers")
@@ -107,7 +109,7 @@ def sizes_from_hf(keys: Keys, **defaults: int | float) -> dict[str, Any]:
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": integer("num_key_value_heads", num_heads),
-        "head_dim": integer("head_dim", max(1, hidden_size // num_heads)),
+        "head_dim": integer("head_dim", max(1, hidden_size // num_heads), maximum=MAX_HEAD_DIM),
         "context_length": integer("max_position_embeddings"),
         "norm_eps": keys.number("rms_norm_eps", defaults.get("rms_norm_eps")),
     }
@@ -121,7 +123,8 @@ def sizes_from_gguf(keys: Keys) -> dict[str, Any]:
     hidden_size = keys.integer("embedding_length")
     num_layers = keys.integer("block_count")
     _check_num_layers(num_layers, keys)
-    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+    default_dim = max(1, hidden_size // num_heads)
+    head_dim = keys.integer("attention.key_length", default_dim, maximum=MAX_HEAD_DIM)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.refuse("attention.value_length", f"it must equal the key length, {head_dim}")
     return {

@@ -42,8 +42,10 @@ class Keys:
         values = {**metadata, **inner} if isinstance(inner, Mapping) else metadata
         return Keys(values, f"{source}/config.json", checkpoint=checkpoint)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`. Arrays that repeat one number count as that number."""
+    def integer(
+        self, name: str, default: int | None = None, minimum: int = 1, maximum: int = (1 << 31) - 1
+    ) -> int:
+        """A whole number between two bounds. Arrays that repeat one number count as that number."""
         value = self._get(name, default)
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str) and len(value):
             if any(item != value[0] for item in value):
@@ -53,17 +55,23 @@ class Keys:
             value = value[0]
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
             raise FormatError(f"{self._where(name)} must be a whole number, it is {value!r:.100}")
-        if not minimum <= value < 1 << 31:
-            raise FormatError(f"{self._where(name)} must be at least {minimum} and below 2^31, it is {value}")
+        if not minimum <= value <= maximum:
+            raise FormatError(f"{self._where(name)} must be from {minimum} to {maximum}, it is {value}")
         return int(value)
 
-    def number(self, name: str, default: float | None = None, minimum: float = 0.0) -> float:
-        """A finite number of at least `minimum`."""
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+        minimum: float = 0.0,
+        maximum: float = float(np.finfo(np.float32).max),
+    ) -> float:
+        """A number between two bounds."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise FormatError(f"{self._where(name)} must be a number, it is {value!r:.100}")
-        if not np.isfinite(value) or value < minimum:
-            raise FormatError(f"{self._where(name)} must be at least {minimum} and finite, it is {value}")
+        if not minimum <= value <= maximum:  # also true of NaN
+            raise FormatError(f"{self._where(name)} must be from {minimum} to {maximum}, it is {value}")
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:

@@ -38,7 +38,7 @@ def from_hf(keys: Keys) -> LlamaConfig:
 
 def from_gguf(keys: Keys) -> LlamaConfig:
     sizes = config.sizes_from_gguf(keys)
-    rotary_dim = keys.integer("rope.dimension_count", sizes["head_dim"])
+    rotary_dim = keys.integer("rope.dimension_count", sizes["head_dim"], maximum=sizes["head_dim"])
     return LlamaConfig(
         **sizes,
         rope=rope_from_gguf(keys, rotary_dim, sizes["context_length"]),

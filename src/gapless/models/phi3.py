@@ -25,7 +25,7 @@ def from_hf(keys: Keys) -> Phi3Config:
     sizes = config.sizes_from_hf(keys)
     keys.choice("attention_bias", (False,), False)
     parameters = keys.section("rope_parameters") or keys
-    part = parameters.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    part = parameters.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0), maximum=1.0)
     return Phi3Config(
         **sizes,
         rope=rope_from_hf(keys, int(sizes["head_dim"] * part), sizes["context_length"]),
@@ -37,7 +37,7 @@ def from_hf(keys: Keys) -> Phi3Config:
 
 def from_gguf(keys: Keys) -> Phi3Config:
     sizes = config.sizes_from_gguf(keys)
-    rotary_dim = keys.integer("rope.dimension_count", sizes["head_dim"])
+    rotary_dim = keys.integer("rope.dimension_count", sizes["head_dim"], maximum=sizes["head_dim"])
     return Phi3Config(
         **sizes,
         rope=rope_from_gguf(keys, rotary_dim, sizes["context_length"]),
