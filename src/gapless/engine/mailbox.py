@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -34,6 +36,8 @@ class Mailbox(Generic[T]):
             return self._items.popleft()
 
     async def get_async(self) -> T:
+        import asyncio  # 4 MB that a program without it does not pay for
+
         while True:
             with self._arrived:
                 if self._items:
