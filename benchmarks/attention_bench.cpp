@@ -1,7 +1,5 @@
 // Attention on one thread: prefill against the machine's f32 FMA peak, decode in bytes of keys and values per second.
 // Build as tests/kernels/test_attention.cpp. Best of several repetitions: the machine may be shared.
-#include "ops/attention.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "ops/attention.h"
 #include "simd/f32x16.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -90,7 +89,8 @@ void measure(const Case& c, double peak) {
   plan.build(sequences.data(), c.num_sequences, shape);
   std::vector<float> scratch(attention_scratch_floats(shape) + 16);
   float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) & ~uintptr_t(63));
-  const AttentionArgs args = {shape, sequences.data(), q.data(), width, out.data(), width, cache.data(), 0, nullptr, nullptr};
+  const AttentionArgs args = {shape, sequences.data(), q.data(), width,   out.data(),
+                              width, cache.data(),     0,        nullptr, nullptr};
   const double seconds = best_seconds(20, [&] {
     for (int i = 0; i < plan.num_items(); ++i) attention_kernels().attend(args, plan.item(i), aligned);
   });

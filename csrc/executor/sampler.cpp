@@ -86,8 +86,8 @@ double weigh(const ElementwiseKernels& kernels, const Tempered& tempered, Sample
   return sum;
 }
 
-// Keeps the most probable candidates whose weights add up to at least `mass`, at least one; all of them if they never do.
-// Quickselect by weight: linear where a sort would not be, which a flat distribution over a large vocabulary needs.
+// Keeps the most probable candidates whose weights add up to at least `mass`, at least one; all of them if they never
+// do. Quickselect by weight: linear where a sort would not be, which a flat distribution over a large vocabulary needs.
 void keep_mass(std::vector<Candidate>& candidates, double mass) {
   auto begin = candidates.begin(), end = candidates.end();
   while (end - begin > 32) {
@@ -113,8 +113,8 @@ void keep_mass(std::vector<Candidate>& candidates, double mass) {
 }
 
 // Reduces the whole row to the candidates of top_p.
-void select_nucleus(const ElementwiseKernels& kernels, const float* logits, int vocab, const Tempered& tempered, float top_p,
-                    SamplerScratch& scratch) {
+void select_nucleus(const ElementwiseKernels& kernels, const float* logits, int vocab, const Tempered& tempered,
+                    float top_p, SamplerScratch& scratch) {
   const double total = kernels.sum_exp(logits, vocab, tempered.maximum, tempered.scale), mass = top_p * total;
   // Tokens below the last threshold weigh less than 1 - top_p together, so those above it always suffice; those above
   // the first mostly do, and are few.
@@ -138,7 +138,8 @@ int32_t draw(const std::vector<Candidate>& candidates, double uniform) {
   return candidates.back().token;  // rounding left something for a token after the last
 }
 
-// From all tokens, without a list of candidates: first a chunk of the row, then a token in it. -1 if rounding left none.
+// From all tokens, without a list of candidates: first a chunk of the row, then a token in it. -1 if rounding left
+// none.
 int32_t draw_from_row(const ElementwiseKernels& kernels, const float* logits, int vocab, const Tempered& tempered,
                       double uniform, SamplerScratch& scratch) {
   constexpr int chunk = 1024;
@@ -223,8 +224,8 @@ void TokenCounts::add_prompt(const int32_t* tokens, int n) {
 
 void TokenCounts::add_output(int32_t token) { ++entries_[find_or_add(token)].num_output; }
 
-TokenLogprob token_logprob(const ElementwiseKernels& kernels, const float* logits, int vocab, int32_t token, int num_top,
-                           std::vector<TokenLogprob>& top, SamplerScratch& scratch) {
+TokenLogprob token_logprob(const ElementwiseKernels& kernels, const float* logits, int vocab, int32_t token,
+                           int num_top, std::vector<TokenLogprob>& top, SamplerScratch& scratch) {
   const float logsumexp = kernels.logsumexp(logits, vocab);
   top.clear();
   if (num_top > 0) {
@@ -265,8 +266,8 @@ double uniform_random(uint64_t seed, uint64_t index) {
   uint32_t counter[4] = {uint32_t(index), uint32_t(index >> 32), 0, 0};
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t(0xD2511F53) * counter[0], b = uint64_t(0xCD9E8D57) * counter[2];
-    const uint32_t next[4] = {uint32_t(b >> 32) ^ counter[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ counter[3] ^ key[1],
-                              uint32_t(a)};
+    const uint32_t next[4] = {uint32_t(b >> 32) ^ counter[1] ^ key[0], uint32_t(b),
+                              uint32_t(a >> 32) ^ counter[3] ^ key[1], uint32_t(a)};
     std::copy(next, next + 4, counter);
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;

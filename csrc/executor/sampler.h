@@ -19,7 +19,7 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // over the output
   float frequency_penalty = 0.0f;   // over the output
   uint64_t seed = 0;
-  int num_logprobs = -1;            // -1: none; 0: the sampled token's; n: those of the n most probable tokens as well
+  int num_logprobs = -1;  // -1: none; 0: the sampled token's; n: those of the n most probable tokens as well
   std::vector<std::pair<int, float>> logit_bias;  // token ids within the vocabulary
 
   bool has_penalties() const {
@@ -44,10 +44,10 @@ class TokenCounts {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  int32_t find_or_add(int32_t token);        // index of its entry
-  size_t free_slot(int32_t token) const;     // where the token's index is, or belongs
-  std::vector<Entry> entries_;   // in order of first appearance
-  std::vector<int32_t> slots_;   // open-addressed hash of token -> index into entries_, -1 empty
+  int32_t find_or_add(int32_t token);     // index of its entry
+  size_t free_slot(int32_t token) const;  // where the token's index is, or belongs
+  std::vector<Entry> entries_;            // in order of first appearance
+  std::vector<int32_t> slots_;            // open-addressed hash of token -> index into entries_, -1 empty
 };
 
 struct TokenLogprob {
@@ -78,24 +78,25 @@ struct Candidate {
 struct SamplerScratch {
   std::vector<int32_t> indices;
   std::vector<Candidate> candidates;
-  std::vector<float> values;   // logits and weights of candidates, maxima of chunks
-  std::vector<float> logits;   // as the model gave them, if log-probabilities are asked for and something changes them
+  std::vector<float> values;  // logits and weights of candidates, maxima of chunks
+  std::vector<float> logits;  // as the model gave them, if log-probabilities are asked for and something changes them
 };
 
 // Samples one token. `logits` [vocab] is modified. `step_index` is the index of the new token in its sequence's output:
 // the random number depends on (seed, step_index) alone, never on the neighbours in the batch. `allowed` has a bit per
 // token (bit t % 32 of word t / 32), or is null.
 //
-// Order: log-probabilities are taken from the logits as the model gave them (log-softmax in f32, before anything below);
-// then mask, bias, repetition penalty (positive logits are divided, negative ones multiplied), presence and frequency
-// penalties, temperature, min-p, top-k, top-p (on the distribution that the two before it left). Equal logits: the lowest
-// token id comes first. NaN counts as -inf.
+// Order: log-probabilities are taken from the logits as the model gave them (log-softmax in f32, before anything
+// below); then mask, bias, repetition penalty (positive logits are divided, negative ones multiplied), presence and
+// frequency penalties, temperature, min-p, top-k, top-p (on the distribution that the two before it left). Equal
+// logits: the lowest token id comes first. NaN counts as -inf.
 SampleResult sample(const ElementwiseKernels& kernels, float* logits, int vocab, const SamplingParams& params,
                     const TokenCounts* counts, const uint32_t* allowed, uint64_t step_index, SamplerScratch& scratch);
 
-// Log-probability and rank of `token` and the `num_top` most probable tokens (into `top`), for prompt log-probabilities.
-TokenLogprob token_logprob(const ElementwiseKernels& kernels, const float* logits, int vocab, int32_t token, int num_top,
-                           std::vector<TokenLogprob>& top, SamplerScratch& scratch);
+// Log-probability and rank of `token` and the `num_top` most probable tokens (into `top`), for prompt
+// log-probabilities.
+TokenLogprob token_logprob(const ElementwiseKernels& kernels, const float* logits, int vocab, int32_t token,
+                           int num_top, std::vector<TokenLogprob>& top, SamplerScratch& scratch);
 
 // Philox4x32-10 with key `seed` and counter `index`: the first two words, as a uniform number in [0, 1) of 53 bits.
 double uniform_random(uint64_t seed, uint64_t index);

@@ -1,10 +1,10 @@
 // Attention of a ragged batch over the paged f16 cache (kv_layout.h).
 //
-// A row is one (token, query head). Its keys are visited in tiles of 64 tokens at absolute positions by the online softmax,
-// and every 256 tokens (a split) the running (max, sum, accumulator) is folded into the row's total, in ascending order.
-// Decode may compute the splits of a row on different threads and fold them afterwards (`merge`), prefill folds as it goes:
-// the arithmetic is the same, so a row's bits do not depend on chunking, batch, plan or threads. Masked keys contribute
-// exactly nothing.
+// A row is one (token, query head). Its keys are visited in tiles of 64 tokens at absolute positions by the online
+// softmax, and every 256 tokens (a split) the running (max, sum, accumulator) is folded into the row's total, in
+// ascending order. Decode may compute the splits of a row on different threads and fold them afterwards (`merge`),
+// prefill folds as it goes: the arithmetic is the same, so a row's bits do not depend on chunking, batch, plan or
+// threads. Masked keys contribute exactly nothing.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct AttentionArgs {
   const AttentionSequence* sequences;  // those the plan was built from
   const float* q;                      // [rows][q_stride]; head h at column h * head_dim; roped and scaled
   int64_t q_stride;
-  float* out;                          // [rows][out_stride], likewise
+  float* out;  // [rows][out_stride], likewise
   int64_t out_stride;
-  const uint16_t* kv;                  // the layer's cache
-  float softcap;                       // scores become softcap * tanh(score / softcap); 0: none
-  const float* sinks;                  // [num_heads] an extra logit in each row's denominator, or null
-  float* partials;                     // plan.partial_floats() of them, shared by all items and merges of the step
+  const uint16_t* kv;  // the layer's cache
+  float softcap;       // scores become softcap * tanh(score / softcap); 0: none
+  const float* sinks;  // [num_heads] an extra logit in each row's denominator, or null
+  float* partials;     // plan.partial_floats() of them, shared by all items and merges of the step
 };
 
 struct AttentionKernels {

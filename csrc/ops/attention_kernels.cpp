@@ -1,17 +1,16 @@
 // Compiled once per ISA. attention.h says what is computed and why the order of the arithmetic is what it is.
 //
-// An item's rows (tokens x query heads of one kv head) are worked on in blocks of up to kMaxRows rows, so that a loaded and
-// converted vector of keys or values serves all of them from registers. Converting a whole tile to f32 beforehand, for items
-// of several blocks, was slower: beside six rows' multiplications the conversion in registers costs nothing.
+// An item's rows (tokens x query heads of one kv head) are worked on in blocks of up to kMaxRows rows, so that a loaded
+// and converted vector of keys or values serves all of them from registers. Converting a whole tile to f32 beforehand,
+// for items of several blocks, was slower: beside six rows' multiplications the conversion in registers costs nothing.
 #include "ops/attention.h"
-
 #include "simd/math.h"
 
 namespace gapless::GAPLESS_ISA {
 namespace {
 
-// How many F32x16 the registers hold beside one broadcast factor: it is 1 of 32 registers with AVX-512, 2 of 16 with AVX2,
-// 4 of 32 with NEON. A single spilled accumulator halves the speed.
+// How many F32x16 the registers hold beside one broadcast factor: it is 1 of 32 registers with AVX-512, 2 of 16 with
+// AVX2, 4 of 32 with NEON. A single spilled accumulator halves the speed.
 #if defined(GAPLESS_ISA_AVX512)
 constexpr int kMaxRows = 12, kRegisters = 31;
 #else
@@ -67,8 +66,8 @@ void scores(const float* q, int dim, const uint16_t* const* keys, int num_blocks
   for (; b < num_blocks; ++b) dot_keys<R, 1>(q, dim, keys + b, out + 16 * b);
 }
 
-// acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns and the
-// tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim.
+// acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns
+// and the tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim.
 template <int R, int N>
 GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column,
                                 const float* corrections, float* acc, int acc_stride) {
@@ -79,22 +78,21 @@ GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16
     const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
     const uint16_t* v = values[t / 16] + (t % 16) * dim + column;
     for (; t < stop; ++t, v += dim)
-      multiply_add<R, N>(sums, [=](int r) { return p[r * kAttentionTileTokens + t]; },
-                         [=](int n) { return load_f16(v + 16 * n); });
+      multiply_add<R, N>(
+          sums, [=](int r) { return p[r * kAttentionTileTokens + t]; }, [=](int n) { return load_f16(v + 16 * n); });
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
 }
 
 template <int R>
-void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column, int column_end,
-                  const float* corrections, float* acc, int acc_stride) {
+void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column,
+                  int column_end, const float* corrections, float* acc, int acc_stride) {
   constexpr int N = vectors_per_row(R);
   int c = column;
   for (; c + 16 * N <= column_end; c += 16 * N)
     add_columns<R, N>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
-  for (; c < column_end; c += 16)
-    add_columns<R, 1>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
+  for (; c < column_end; c += 16) add_columns<R, 1>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
 }
 
 // The two functions above by number of rows.
@@ -160,8 +158,8 @@ GAPLESS_INLINE KeyRange within_tile(KeyRange keys, int tile_begin) {
   return {begin > 0 ? begin : 0, end < kAttentionTileTokens ? end : kAttentionTileTokens};
 }
 
-// Sixteen lanes of which those in [begin, end), clamped to [0, 16], hold `seen` and the others `hidden`: two windows on a
-// step function each.
+// Sixteen lanes of which those in [begin, end), clamped to [0, 16], hold `seen` and the others `hidden`: two windows on
+// a step function each.
 struct LaneMask {
   float at_least[32], below[32];
   constexpr LaneMask(float seen, float hidden) : at_least(), below() {
@@ -178,8 +176,8 @@ struct LaneMask {
 };
 constexpr LaneMask kBounds(INFINITY, kMasked), kSelect(1.0f, 0.0f);
 
-// Turns a row's scores of the 16-key blocks [first, last) into weights, in place, and updates its maximum and the lanes of
-// its sum. Keys outside `keys` get weight 0. Returns the factor that corrects what was accumulated before.
+// Turns a row's scores of the 16-key blocks [first, last) into weights, in place, and updates its maximum and the lanes
+// of its sum. Keys outside `keys` get weight 0. Returns the factor that corrects what was accumulated before.
 GAPLESS_INLINE float softmax_tile(float* row, int first, int last, KeyRange keys, float softcap, float& maximum,
                                   float* sum_lanes) {
   const auto is_partial = [=](int b) { return keys.begin > 16 * b || keys.end < 16 * b + 16; };
@@ -236,7 +234,8 @@ class ItemWorker {
       std::memcpy(q_ + r * dim_, args_.q + row_of(r) * args_.q_stride + head_of(r) * dim_, dim_ * sizeof(float));
     if (item_.partial_offset >= 0) {
       float* partial = args_.partials + item_.partial_offset;
-      for (int s = item_.split_begin; s < item_.split_end; ++s, partial += num_rows_ * record_stride_) run_split(s, partial);
+      for (int s = item_.split_begin; s < item_.split_end; ++s, partial += num_rows_ * record_stride_)
+        run_split(s, partial);
       return;
     }
     run_split(item_.split_begin, total_);
@@ -270,7 +269,8 @@ class ItemWorker {
     const KeyRange keys = keys_of(0, num_rows_ - 1);
     const int split_begin = split * kAttentionSplitTokens;
     for (int begin = split_begin; begin < split_begin + kAttentionSplitTokens; begin += kAttentionTileTokens)
-      if (begin < keys.end && begin + kAttentionTileTokens > keys.begin) run_tile(begin, within_tile(keys, begin), records);
+      if (begin < keys.end && begin + kAttentionTileTokens > keys.begin)
+        run_tile(begin, within_tile(keys, begin), records);
     for (int r = 0; r < num_rows_; ++r) record(records, r).sum() = reduce_add(load(sum_lanes_ + r * 16));
   }
 
@@ -285,13 +285,15 @@ class ItemWorker {
       value_blocks[b] = args_.kv + kv_value_offset(block, kv_head_, shape_.num_kv_heads, dim_);
     }
     KeyRange seen[kMaxRowBlocks];
-    for (int i = 0; i < num_row_blocks_; ++i) seen[i] = within_tile(keys_of(block_begin(i), block_begin(i + 1) - 1), begin);
+    for (int i = 0; i < num_row_blocks_; ++i)
+      seen[i] = within_tile(keys_of(block_begin(i), block_begin(i + 1) - 1), begin);
 
     for (int i = 0; i < num_row_blocks_; ++i) {
       if (seen[i].begin >= seen[i].end) continue;
       const int r = block_begin(i), b = seen[i].begin / 16;
       row_block_kernels(block_begin(i + 1) - r)
-          .scores(q_ + r * dim_, dim_, key_blocks + b, (seen[i].end + 15) / 16 - b, scores_ + r * kAttentionTileTokens + 16 * b);
+          .scores(q_ + r * dim_, dim_, key_blocks + b, (seen[i].end + 15) / 16 - b,
+                  scores_ + r * kAttentionTileTokens + 16 * b);
       softmax(i, seen[i], begin, records);
     }
     for (int c = 0; c < dim_; c += kValueColumns)
@@ -329,7 +331,9 @@ class ItemWorker {
   float* split_;        // [rows] records of the current split
 };
 
-void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) { ItemWorker(args, item, scratch).run(); }
+void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  ItemWorker(args, item, scratch).run();
+}
 
 void merge(const AttentionArgs& args, const AttentionMerge& merge) {
   const int dim = args.shape.head_dim, rows = merge.num_tokens * merge.num_heads;

@@ -13,7 +13,7 @@ inline constexpr int kAttentionTileRows = 48;      // most (token, head) rows of
 // Some tokens of one sequence: consecutive rows of the batch at consecutive positions. Their keys and values are in the
 // cache already.
 struct AttentionSequence {
-  int row_begin;               // first row in the batch
+  int row_begin;  // first row in the batch
   int num_rows;
   int position;                // of the first row, counted from 0
   const int32_t* block_table;  // blocks of 16 tokens, enough for position + num_rows
@@ -24,7 +24,7 @@ struct AttentionShape {
   int num_kv_heads;  // divides num_heads
   int head_dim;      // a multiple of 16
   bool causal = true;
-  int window = 0;    // a token sees itself and window - 1 tokens before it (and after it, if not causal); 0: no limit
+  int window = 0;  // a token sees itself and window - 1 tokens before it (and after it, if not causal); 0: no limit
 };
 
 // The keys [begin, end) that a token at `position` sees in a sequence that has `length` tokens.

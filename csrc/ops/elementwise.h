@@ -1,5 +1,5 @@
-// Row-wise operations between the linear layers: norms, residual adds, rope with the write into the KV cache, reductions
-// over logits. Everything works on one row, so that a row's result cannot depend on its neighbours.
+// Row-wise operations between the linear layers: norms, residual adds, rope with the write into the KV cache,
+// reductions over logits. Everything works on one row, so that a row's result cannot depend on its neighbours.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,23 @@ namespace gapless {
 
 // One token's row of the fused qkv projection on its way into attention:
 //   per head: optional RMS norm of q and k, rope (halves: element i turns with element i + rotary_dim / 2);
-//   q is rewritten in place and multiplied by q_scale, k and v go to the cache as f16, saturated at the largest finite one.
+//   q is rewritten in place and multiplied by q_scale, k and v go to the cache as f16, saturated at the largest finite
+//   one.
 struct RopeCacheArgs {
-  float* qkv;                       // one row
-  int q_column, k_column, v_column; // where the heads of each kind start in the row, [heads][head_dim]
+  float* qkv;                        // one row
+  int q_column, k_column, v_column;  // where the heads of each kind start in the row, [heads][head_dim]
   int num_heads, num_kv_heads;
-  int head_dim;                     // a multiple of 16
-  int rotary_dim;                   // even, <= head_dim; the rest of a head is left as it is; 0: no rope
-  const float* q_norm;              // [head_dim] weights of the qk-norm, or null
+  int head_dim;         // a multiple of 16
+  int rotary_dim;       // even, <= head_dim; the rest of a head is left as it is; 0: no rope
+  const float* q_norm;  // [head_dim] weights of the qk-norm, or null
   const float* k_norm;
-  float eps;                        // of the qk-norm
-  const float* cos;                 // [rotary_dim / 2] for this token's position
+  float eps;         // of the qk-norm
+  const float* cos;  // [rotary_dim / 2] for this token's position
   const float* sin;
-  float q_scale;                    // the attention scale
-  uint16_t* kv;                     // the layer's cache
-  int64_t block;                    // the block of this token
-  int block_offset;                 // its place in the block, 0...15
+  float q_scale;     // the attention scale
+  uint16_t* kv;      // the layer's cache
+  int64_t block;     // the block of this token
+  int block_offset;  // its place in the block, 0...15
 };
 
 struct ElementwiseKernels {
@@ -53,8 +54,8 @@ struct ElementwiseKernels {
   float (*max)(const float* x, int n);
   // How many elements are greater than `value`: the rank of a token's logit.
   int (*count_above)(const float* x, int n, float value);
-  // Writes the indices of the elements >= threshold in ascending order, at most `capacity` of them, and returns how many
-  // there are in all (which may be more than were written).
+  // Writes the indices of the elements >= threshold in ascending order, at most `capacity` of them, and returns how
+  // many there are in all (which may be more than were written).
   int (*select_at_least)(const float* x, int n, float threshold, int capacity, int32_t* indices);
   void (*rope_and_cache)(const RopeCacheArgs&);
 };

@@ -1,6 +1,5 @@
 // Compiled once per ISA; see elementwise.h for what each function promises.
 #include "ops/elementwise.h"
-
 #include "simd/math.h"
 
 namespace gapless::GAPLESS_ISA {

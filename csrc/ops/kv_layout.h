@@ -1,8 +1,8 @@
 // Where keys and values lie in the cache of one layer.
 //
-// The cache of a layer is f16: [block][kv_head] of a K tile [head_dim][16 tokens] followed by a V tile [16 tokens][head_dim].
-// Scores of 16 tokens are then sums of (broadcast q) x (16 keys), outputs sums of (broadcast p) x (16 dimensions): neither
-// needs a shuffle.
+// The cache of a layer is f16: [block][kv_head] of a K tile [head_dim][16 tokens] followed by a V tile [16
+// tokens][head_dim]. Scores of 16 tokens are then sums of (broadcast q) x (16 keys), outputs sums of (broadcast p) x
+// (16 dimensions): neither needs a shuffle.
 //
 // What lies beyond a sequence's last token, stale or never written, is read but has no effect, NaN included.
 #pragma once

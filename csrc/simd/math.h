@@ -53,8 +53,8 @@ GAPLESS_INLINE F32x16 gelu_tanh(F32x16 x) {
   return div(x, add(exp(minus_2u), set1(1.0f)));
 }
 
-// x Phi(x) = max(x, 0) - |x| erfc(a) / 2 with a = |x| / sqrt 2. erfc(a) = e^(-a^2) t P(t), t = 1 / (1 + 0.3 a), where P is
-// a minimax polynomial on a in [0, 9.4] (relative error 2e-8; f32 erfc is 0 beyond).
+// x Phi(x) = max(x, 0) - |x| erfc(a) / 2 with a = |x| / sqrt 2. erfc(a) = e^(-a^2) t P(t), t = 1 / (1 + 0.3 a), where P
+// is a minimax polynomial on a in [0, 9.4] (relative error 2e-8; f32 erfc is 0 beyond).
 GAPLESS_INLINE F32x16 gelu(F32x16 x) {
   const F32x16 magnitude = abs(x);
   const F32x16 a = min(mul(magnitude, set1(0.707106781f)), set1(9.4f));

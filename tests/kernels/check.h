@@ -24,10 +24,11 @@ inline int finish(const char* name) {
 }  // namespace check
 
 #define CHECK(condition) check::report((condition), #condition, __FILE__, __LINE__)
-#define CHECK_NEAR(actual, expected, tolerance)                                                                       \
-  do {                                                                                                                \
-    const double check_a = (actual), check_e = (expected), check_t = (tolerance);                                     \
-    if (!check::report(std::fabs(check_a - check_e) <= check_t, #actual " near " #expected, __FILE__, __LINE__) &&    \
-        check::failures <= 20)                                                                                        \
-      std::printf("    %.9g instead of %.9g, off by %.3g, tolerance %.3g\n", check_a, check_e, check_a - check_e, check_t); \
+#define CHECK_NEAR(actual, expected, tolerance)                                                                    \
+  do {                                                                                                             \
+    const double check_a = (actual), check_e = (expected), check_t = (tolerance);                                  \
+    if (!check::report(std::fabs(check_a - check_e) <= check_t, #actual " near " #expected, __FILE__, __LINE__) && \
+        check::failures <= 20)                                                                                     \
+      std::printf("    %.9g instead of %.9g, off by %.3g, tolerance %.3g\n", check_a, check_e, check_a - check_e,  \
+                  check_t);                                                                                        \
   } while (0)

@@ -1,7 +1,5 @@
 // Attention against a scalar reference in double, and the bitwise equality of every way to cut the same work.
 // Build with the flags of one ISA (csrc/simd/f32x16.h) together with attention_kernels.cpp and attention_plan.cpp.
-#include "ops/attention.h"
-
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "ops/attention.h"
 #include "simd/f32x16.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -64,8 +63,8 @@ class Model {
     cache_size_ = num_blocks * kv_block_size(shape.num_kv_heads, shape.head_dim);
   }
 
-  // Runs the whole problem in steps: `next(sequence, position, length)` says how many tokens a sequence contributes to the
-  // coming step. Returns the outputs [tokens][heads][dim]; those of cached tokens stay 0.
+  // Runs the whole problem in steps: `next(sequence, position, length)` says how many tokens a sequence contributes to
+  // the coming step. Returns the outputs [tokens][heads][dim]; those of cached tokens stay 0.
   template <typename Next>
   std::vector<float> run(int num_threads, Next next, int64_t max_partial_floats = int64_t(4) << 20) {
     const AttentionShape& shape = problem_.shape;
@@ -74,7 +73,8 @@ class Model {
     std::vector<float> outputs(q_.size(), 0.0f);
     std::vector<int> positions(num_sequences, 0);
     for (int s = 0; s < num_sequences; ++s)
-      for (; positions[s] < std::min(problem_.cached, problem_.lengths[s]); ++positions[s]) write(cache, s, positions[s]);
+      for (; positions[s] < std::min(problem_.cached, problem_.lengths[s]); ++positions[s])
+        write(cache, s, positions[s]);
     AttentionPlan plan(num_threads, max_partial_floats);
     for (;;) {
       std::vector<AttentionSequence> sequences;
@@ -100,9 +100,10 @@ class Model {
       plan.build(sequences.data(), int(sequences.size()), shape);
       CHECK(plan.partial_floats() <= max_partial_floats);
       std::vector<float> partials(plan.partial_floats(), NAN), scratch(attention_scratch_floats(shape), NAN);
-      const AttentionArgs args = {shape,        sequences.data(), q.data(),         stride,
-                                  out.data(),   stride,           cache.data(),     problem_.softcap,
-                                  problem_.with_sinks ? sinks_.data() : nullptr, partials.data()};
+      const AttentionArgs args = {shape,          sequences.data(), q.data(),
+                                  stride,         out.data(),       stride,
+                                  cache.data(),   problem_.softcap, problem_.with_sinks ? sinks_.data() : nullptr,
+                                  partials.data()};
       std::vector<int> order(plan.num_items());
       std::iota(order.begin(), order.end(), 0);
       std::shuffle(order.begin(), order.end(), random_);
@@ -178,8 +179,9 @@ class Model {
 
 int whole(int, int, int length) { return length; }
 
-// A score here is a sum of up to 272 products that reaches about 10, so its rounding error is a random walk of sqrt(272)
-// steps of 10 * 2^-24, 1e-5; it enters the weights relatively, and values are about 1. Measured: up to 1.1e-5.
+// A score here is a sum of up to 272 products that reaches about 10, so its rounding error is a random walk of
+// sqrt(272) steps of 10 * 2^-24, 1e-5; it enters the weights relatively, and values are about 1. Measured: up
+// to 1.1e-5.
 constexpr double kTolerance = 3e-5;
 
 void test_values() {
@@ -226,10 +228,13 @@ void test_invariance(const Problem& problem) {
     return s == turn ? 13 : 0;
   })));
   for (int i = 0; i < 3; ++i)
-    CHECK(same(model.run(4, [&](int, int, int) { return random() % 3 == 0 ? 0 : random() % 2 ? 1 : int(random() % 90); })));
+    CHECK(same(model.run(4, [&](int, int, int) {
+      return random() % 3 == 0 ? 0 : random() % 2 ? 1 : int(random() % 90);
+    })));
   CHECK(model.num_merges > 0);
   // Too little room for all partial results, and for none.
-  const int64_t room = 9 * problem.shape.num_heads / problem.shape.num_kv_heads * attention_partial_stride(problem.shape.head_dim);
+  const int64_t room =
+      9 * problem.shape.num_heads / problem.shape.num_kv_heads * attention_partial_stride(problem.shape.head_dim);
   CHECK(same(model.run(64, [](int, int, int) { return 1; }, room)));
   CHECK(same(model.run(64, [](int, int, int) { return 1; }, 0)));
 }

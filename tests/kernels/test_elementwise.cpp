@@ -1,13 +1,12 @@
 // Element-wise kernels against scalar references in double, over odd widths and unaligned rows.
 // Build with the flags of one ISA together with elementwise_kernels.cpp and rope_table.cpp.
-#include "ops/elementwise.h"
-
 #include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "ops/elementwise.h"
 #include "ops/rope_table.h"
 #include "simd/math.h"
 
@@ -92,7 +91,8 @@ void test_norms() {
     for (bool with_bias : {false, true}) {
       kernels().layer_norm(x.data(), weight.data(), with_bias ? bias.data() : nullptr, n, 1e-5f, out.data());
       for (int i = 0; i < n; ++i)
-        check_near(out[i], (x[i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + (with_bias ? bias[i] : 0), 1e-6, 1e-5);
+        check_near(out[i], (x[i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + (with_bias ? bias[i] : 0), 1e-6,
+                   1e-5);
     }
     Row in_place = x;
     kernels().rms_norm(x.data(), weight.data(), n, 1e-5f, out.data());
@@ -177,11 +177,23 @@ void test_rope_and_cache(int dim, int rotary, int heads, int kv_heads, bool qk_n
   const int64_t block = 3;
   const int offset = 5;
   std::vector<uint16_t> cache(5 * kv_block_size(kv_heads, dim), 0x1234);
-  kernels().rope_and_cache({.qkv = qkv.data(), .q_column = q_column, .k_column = k_column, .v_column = v_column,
-                            .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim, .rotary_dim = rotary,
-                            .q_norm = qk_norm ? q_norm.data() : nullptr, .k_norm = qk_norm ? k_norm.data() : nullptr,
-                            .eps = 1e-6f, .cos = cos.data(), .sin = sin.data(), .q_scale = 0.125f,
-                            .kv = cache.data(), .block = block, .block_offset = offset});
+  kernels().rope_and_cache({.qkv = qkv.data(),
+                            .q_column = q_column,
+                            .k_column = k_column,
+                            .v_column = v_column,
+                            .num_heads = heads,
+                            .num_kv_heads = kv_heads,
+                            .head_dim = dim,
+                            .rotary_dim = rotary,
+                            .q_norm = qk_norm ? q_norm.data() : nullptr,
+                            .k_norm = qk_norm ? k_norm.data() : nullptr,
+                            .eps = 1e-6f,
+                            .cos = cos.data(),
+                            .sin = sin.data(),
+                            .q_scale = 0.125f,
+                            .kv = cache.data(),
+                            .block = block,
+                            .block_offset = offset});
   const auto expected = [&](int column, Row& norm) {
     std::vector<double> x(dim), y;
     double squares = 0;

@@ -1,7 +1,5 @@
 // The sampler: distributions, penalties, ties, hostile logits, log-probabilities.
 // Build with the flags of one ISA together with sampler.cpp and elementwise_kernels.cpp.
-#include "executor/sampler.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -9,6 +7,7 @@
 #include <set>
 
 #include "check.h"
+#include "executor/sampler.h"
 #include "simd/f32x16.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -105,9 +104,10 @@ void test_distributions() {
 void test_supports() {
   for (int vocab : {1, 2, 15, 16, 17, 63, 100, 1000, 1025, 20000})
     for (float deviation : {0.0f, 0.01f, 1.0f, 5.0f})
-      for (const SamplingParams& base : {SamplingParams{.top_k = 1}, SamplingParams{.top_k = 3}, SamplingParams{.top_k = 20000},
-                                         SamplingParams{.top_p = 0.0f}, SamplingParams{.top_p = 0.5f},
-                                         SamplingParams{.min_p = 1.0f}, SamplingParams{.top_p = 0.7f, .min_p = 0.2f}}) {
+      for (const SamplingParams& base :
+           {SamplingParams{.top_k = 1}, SamplingParams{.top_k = 3}, SamplingParams{.top_k = 20000},
+            SamplingParams{.top_p = 0.0f}, SamplingParams{.top_p = 0.5f}, SamplingParams{.min_p = 1.0f},
+            SamplingParams{.top_p = 0.7f, .min_p = 0.2f}}) {
         const std::vector<float> logits = normal_logits(vocab, vocab, deviation);
         const std::map<int, double> expected = reference_distribution(logits, base);
         for (int step = 0; step < 20; ++step) CHECK(expected.count(sample_once(logits, base, step).token));
@@ -125,7 +125,8 @@ void test_greedy_and_ties() {
   // -1 and 0 both disable top-k: with equal logits nearly every draw differs.
   for (int top_k : {0, -1}) {
     std::set<int> tokens;
-    for (int step = 0; step < 50; ++step) tokens.insert(sample_once(std::vector<float>(1000, 0.0f), {.top_k = top_k}, step).token);
+    for (int step = 0; step < 50; ++step)
+      tokens.insert(sample_once(std::vector<float>(1000, 0.0f), {.top_k = top_k}, step).token);
     CHECK(tokens.size() > 40);
   }
 }
@@ -208,8 +209,9 @@ void test_bias_and_mask() {
 }
 
 void test_hostile_logits() {
-  const SamplingParams all[] = {{.temperature = 0}, {}, {.temperature = 1e-4f}, {.temperature = 100}, {.top_k = 5},
-                                {.top_p = 0.9f},    {.top_p = 0}, {.min_p = 0.1f}, {.num_logprobs = 5}};
+  const SamplingParams all[] = {
+      {.temperature = 0}, {},           {.temperature = 1e-4f}, {.temperature = 100}, {.top_k = 5},
+      {.top_p = 0.9f},    {.top_p = 0}, {.min_p = 0.1f},        {.num_logprobs = 5}};
   for (const SamplingParams& params : all)
     for (int vocab : {1, 7, 1000}) {
       for (float value : {NAN, -INFINITY}) {
@@ -251,9 +253,11 @@ void test_logprobs() {
     // Taken before temperature, penalties and bias.
     TokenCounts counts;
     counts.add_output(order[0]);
-    const SampleResult result =
-        sample_once(logits, {.temperature = 0, .presence_penalty = 1, .num_logprobs = 2, .logit_bias = {{order[1], 100.0f}}}, 0, &counts);
-    CHECK(result.token == order[1] && result.chosen.rank == 2 && result.top.size() == 2 && result.top[0].token == order[0]);
+    const SampleResult result = sample_once(
+        logits, {.temperature = 0, .presence_penalty = 1, .num_logprobs = 2, .logit_bias = {{order[1], 100.0f}}}, 0,
+        &counts);
+    CHECK(result.token == order[1] && result.chosen.rank == 2 && result.top.size() == 2 &&
+          result.top[0].token == order[0]);
     CHECK_NEAR(result.chosen.logprob, logits[order[1]] - std::log(sum), 3e-6);
     CHECK(sample_once(logits, {.num_logprobs = 0}).top.empty());
   }
