@@ -6,22 +6,45 @@
 namespace gapless::GAPLESS_ISA {
 namespace {
 
+// Round-to-nearest candidates that quantize_group tries: the element of largest magnitude becomes -128, -126 or -124.
+// One more candidate would lower the error by 1%, these lower it by 6%.
+constexpr float kTopLevels[] = {128.0f, 126.0f, 124.0f};
+
 // x[32] (fewer at the end of a row: `n`) as int8 with one scale.
+//
+// For given integers q the scale that leaves the smallest squared error is <x, q> / <q, q>, and what it leaves is
+// <x, x> - <x, q>^2 / <q, q>. So of a few roundings the one with the largest <x, q>^2 / <q, q> is taken. Multiplications and
+// additions are not fused: every ISA must choose alike.
 void quantize_group(const float* x, int n, A8Group* out) {
   alignas(64) float values[kGroupCols] = {};
   std::memcpy(values, x, size_t(n) * sizeof(float));
   const F32x16 low = load(values), high = load(values + 16);
-  const float largest = reduce_max(max(abs(low), abs(high)));
-  const bool is_zero = largest < 1e-30f;  // 127 / largest would overflow
-  const float inverse = is_zero ? 0.0f : 127.0f / largest;
-  store(values, round_even(mul(low, set1(inverse))));
-  store(values + 16, round_even(mul(high, set1(inverse))));
+  const float top = reduce_max(max(low, high)), bottom = -reduce_max(max(sub(zero(), low), sub(zero(), high)));
+  const float extreme = top > -bottom ? top : bottom;
+  std::memset(out, 0, sizeof *out);
+  if (std::fabs(extreme) < 1e-30f) return;  // 128 / extreme would overflow
+
+  float best = -1.0f;
+  F32x16 q_low = zero(), q_high = zero();
+  for (const float level : kTopLevels) {
+    const F32x16 inverse = set1(-level / extreme), most = set1(127.0f);
+    const F32x16 a = min(round_even(mul(low, inverse)), most), b = min(round_even(mul(high, inverse)), most);
+    const float xq = reduce_add(add(mul(low, a), mul(high, b))), qq = reduce_add(add(mul(a, a), mul(b, b)));
+    const float quality = xq / qq * xq;
+    if (quality > best) {
+      best = quality;
+      out->scale = xq / qq;
+      q_low = a;
+      q_high = b;
+    }
+  }
+  store(values, q_low);
+  store(values + 16, q_high);
   int half_sum[2] = {0, 0};
   for (int i = 0; i < kGroupCols; ++i) {
     out->q[i] = int8_t(int(values[i]));
     half_sum[i / 16] += out->q[i];
   }
-  out->scale = is_zero ? 0.0f : largest * (1.0f / 127.0f);
   out->half_sum[0] = int16_t(half_sum[0]);
   out->half_sum[1] = int16_t(half_sum[1]);
   out->offset = -out->scale * float(half_sum[0] + half_sum[1]);

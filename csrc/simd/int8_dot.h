@@ -86,7 +86,7 @@ GAPLESS_INLINE Operand<bits> load_operand(const std::byte* p) {
   return {load_line(p)};
 }
 
-// The sum of up to 8, 4, 2 steps stays below 2^15: 15 * 127 * 2 * 8, 31 * 127 * 2 * 4, 63 * 127 * 2 * 2.
+// The sum of up to 8, 4, 2 steps stays below 2^15: 15 * 128 * 2 * 8, 31 * 128 * 2 * 4, 63 * 128 * 2 * 2.
 template <int bits>
 struct Dot {
   static constexpr int kRun = bits == 4 ? 8 : 4;
