@@ -11,7 +11,11 @@
 
 #if defined(GAPLESS_ISA_AVX512)
 #define GAPLESS_ISA avx512
+#if defined(GAPLESS_EMULATE_AVX512)  // a test build, for machines without AVX-512
+#include "emulated_avx512.h"
+#else
 #include <immintrin.h>
+#endif
 #elif defined(GAPLESS_ISA_AVX2)
 #define GAPLESS_ISA avx2
 #include <immintrin.h>
@@ -22,7 +26,9 @@
 #define GAPLESS_ISA generic
 #endif
 
+#if !defined(GAPLESS_INLINE)
 #define GAPLESS_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace gapless::GAPLESS_ISA {
 
