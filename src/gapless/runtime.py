@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
     )
     limits = EngineLimits(config.max_num_seqs, plan.max_model_len, plan.num_blocks, model.config.vocab_size)
     engine = Engine(executor, tokenizer, limits, _native.Sampling)
+    _return_free_memory()
     load_s = time.perf_counter() - started
     logger.info(
         "%s: ISA %s, %d threads, activations %s, weights %.2f GiB, KV cache of %d tokens (%.2f GiB when "
@@ -106,3 +108,11 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
         load_s,
     )
     return Runtime(path, model, tokenizer, engine, str(cpu["isa"]), num_threads, executor.kv_bytes, load_s)
+
+
+def _return_free_memory() -> None:
+    """Gives back what loading has freed: the allocator keeps up to 14 MB of it."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
