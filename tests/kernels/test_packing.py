@@ -1,4 +1,4 @@
-"""Packed weights: what goes in comes out, bit for bit, and InstantQuant's error is what its levels promise."""
+"""Packed weights: what goes in comes out, bit for bit; InstantQuant's error is what its levels promise."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ PACKED_AS = {
 }  # fmt: skip
 # Where the f16 scales and minimums lie in a block: random bits there would be NaN or huge.
 F16_OFFSETS = {
-    Ggml.Q4_0: [0], Ggml.Q4_1: [0, 2], Ggml.Q5_0: [0], Ggml.Q5_1: [0, 2], Ggml.Q8_0: [0], Ggml.IQ4_NL: [0],
-    Ggml.Q2_K: [80, 82], Ggml.Q3_K: [108], Ggml.Q4_K: [0, 2], Ggml.Q5_K: [0, 2], Ggml.Q6_K: [208], Ggml.IQ4_XS: [0],
+    Ggml.Q4_0: [0], Ggml.Q4_1: [0, 2], Ggml.Q5_0: [0], Ggml.Q5_1: [0, 2], Ggml.Q8_0: [0],
+    Ggml.Q2_K: [80, 82], Ggml.Q3_K: [108], Ggml.Q4_K: [0, 2], Ggml.Q5_K: [0, 2], Ggml.Q6_K: [208],
+    Ggml.IQ4_NL: [0], Ggml.IQ4_XS: [0],
 }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def random_blocks(kind: Ggml, rows: int, cols: int, seed: int = 0) -> npt.NDArra
 
 
 def bits(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """The bits of floats, with -0 as 0: which sign a zero has depends on the order of a sum, and means nothing."""
+    """The bits of floats, with -0 as 0: the sign of a zero depends on the order of a sum only."""
     return (x + np.float32(0)).view(np.uint32)
 
 
@@ -106,7 +107,8 @@ def test_packing_does_not_depend_on_threads() -> None:
 
 
 def test_k_quants_stay_close_to_the_size_of_the_file() -> None:
-    for kind, more in [(Ggml.Q4_0, 1.0), (Ggml.Q4_K, 1.03), (Ggml.Q5_K, 1.03), (Ggml.Q6_K, 1.0), (Ggml.Q8_0, 1.0)]:
+    limits = {Ggml.Q4_0: 1.0, Ggml.Q4_K: 1.03, Ggml.Q5_K: 1.03, Ggml.Q6_K: 1.0, Ggml.Q8_0: 1.0}
+    for kind, more in limits.items():
         raw = random_blocks(kind, 64, 1024)
         assert PackedWeight.pack(raw.reshape(-1), int(kind), 64, 1024).nbytes <= raw.size * more
 
@@ -126,7 +128,7 @@ def test_instant_quant_error(quant: str, group_size: int, source: type[np.floati
         level = np.abs(groups).max(-1, keepdims=True) / 127
     else:
         level = (groups.max(-1, keepdims=True) - groups.min(-1, keepdims=True)) / 15
-    # Rounding to levels leaves level^2 / 12 on the average; the fit may move single values by more, but never this mean.
+    # Rounding to levels leaves level^2 / 12 on the average; the fit may move single values by more.
     assert np.mean(error**2) <= np.mean(level**2) / 12 * 1.05
 
 
@@ -147,7 +149,9 @@ def test_instant_quant_of_a_constant_group_is_exact() -> None:
         (16, 256, "none", 32, "type 16"),
     ],
 )
-def test_what_cannot_be_packed_is_named(kind: int, cols: int, quant: str, group_size: int, message: str) -> None:
+def test_what_cannot_be_packed_is_named(
+    kind: int, cols: int, quant: str, group_size: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         PackedWeight.pack(np.zeros(1 << 16, np.uint8), int(kind), 1, cols, quant, group_size)
 
