@@ -46,59 +46,81 @@ GAPLESS_INLINE void multiply_add(F32x16 (&sums)[R][N], Factor factor, Vector vec
   }
 }
 
-// out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys.
+// Asks for what 16 N elements at `p` share cache lines with.
+template <int N>
+GAPLESS_INLINE void prefetch(const uint16_t* p) {
+  for (int n = 0; n < N; n += 2) __builtin_prefetch(p + 16 * n);
+}
+
+// out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys. Meanwhile the blocks in
+// `ahead`, of the same size, are fetched.
 template <int R, int N>
-GAPLESS_INLINE void dot_keys(const float* q, int dim, const uint16_t* const* keys, float* out) {
+GAPLESS_INLINE void dot_keys(const float* q, int dim, const uint16_t* const* keys, const uint16_t* const* ahead,
+                             float* out) {
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = zero();
-  for (int d = 0; d < dim; ++d)
-    multiply_add<R, N>(sums, [=](int r) { return q[r * dim + d]; }, [=](int n) { return load_f16(keys[n] + d * 16); });
+  for (int d = 0; d < dim; d += 2) {
+    for (int i = d; i < d + 2; ++i)
+      multiply_add<R, N>(
+          sums, [=](int r) { return q[r * dim + i]; }, [=](int n) { return load_f16(keys[n] + i * 16); });
+    for (int n = 0; n < N; ++n) prefetch<1>(ahead[n] + d * 16);
+  }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(out + r * kAttentionTileTokens + 16 * n, sums[r][n]);
 }
 
 template <int R>
-void scores(const float* q, int dim, const uint16_t* const* keys, int num_blocks, float* out) {
+void scores(const float* q, int dim, const uint16_t* const* keys, const uint16_t* const* ahead, int num_blocks,
+            float* out) {
   constexpr int N = vectors_per_row(R);
   int b = 0;
-  for (; b + N <= num_blocks; b += N) dot_keys<R, N>(q, dim, keys + b, out + 16 * b);
-  for (; b < num_blocks; ++b) dot_keys<R, 1>(q, dim, keys + b, out + 16 * b);
+  for (; b + N <= num_blocks; b += N) dot_keys<R, N>(q, dim, keys + b, ahead + b, out + 16 * b);
+  for (; b < num_blocks; ++b) dot_keys<R, 1>(q, dim, keys + b, ahead + b, out + 16 * b);
 }
 
 // acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns
-// and the tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim.
+// and the tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim. Meanwhile the same
+// part of the blocks in `ahead` is fetched.
 template <int R, int N>
-GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column,
-                                const float* corrections, float* acc, int acc_stride) {
+GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16_t* const* values,
+                                const uint16_t* const* ahead, int dim, int column, const float* corrections, float* acc,
+                                int acc_stride) {
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = mul(load(acc + r * acc_stride + 16 * n), set1(corrections[r]));
+  const bool fetches = N > 1 || column % 32 == 0;  // a cache line has 32 columns
   for (int t = begin; t < end;) {
     const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
-    const uint16_t* v = values[t / 16] + (t % 16) * dim + column;
-    for (; t < stop; ++t, v += dim)
+    int64_t offset = (t % 16) * dim + column;
+    const uint16_t *v = values[t / 16], *next = ahead[t / 16];
+    for (; t < stop; ++t, offset += dim) {
       multiply_add<R, N>(
-          sums, [=](int r) { return p[r * kAttentionTileTokens + t]; }, [=](int n) { return load_f16(v + 16 * n); });
+          sums, [=](int r) { return p[r * kAttentionTileTokens + t]; },
+          [=](int n) { return load_f16(v + offset + 16 * n); });
+      if (fetches) prefetch<N>(next + offset);
+    }
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
 }
 
 template <int R>
-void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, int dim, int column,
-                  int column_end, const float* corrections, float* acc, int acc_stride) {
+void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, const uint16_t* const* ahead,
+                  int dim, int column, int column_end, const float* corrections, float* acc, int acc_stride) {
   constexpr int N = vectors_per_row(R);
   int c = column;
   for (; c + 16 * N <= column_end; c += 16 * N)
-    add_columns<R, N>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
-  for (; c < column_end; c += 16) add_columns<R, 1>(p, begin, end, values, dim, c, corrections, acc + c, acc_stride);
+    add_columns<R, N>(p, begin, end, values, ahead, dim, c, corrections, acc + c, acc_stride);
+  for (; c < column_end; c += 16)
+    add_columns<R, 1>(p, begin, end, values, ahead, dim, c, corrections, acc + c, acc_stride);
 }
 
 // The two functions above by number of rows.
 struct RowBlockKernels {
-  void (*scores)(const float*, int, const uint16_t* const*, int, float*);
-  void (*weigh_values)(const float*, int, int, const uint16_t* const*, int, int, int, const float*, float*, int);
+  void (*scores)(const float*, int, const uint16_t* const*, const uint16_t* const*, int, float*);
+  void (*weigh_values)(const float*, int, int, const uint16_t* const*, const uint16_t* const*, int, int, int,
+                       const float*, float*, int);
 };
 template <int... R>
 struct RowBlockTable {
@@ -284,6 +306,16 @@ class ItemWorker {
       key_blocks[b] = args_.kv + kv_key_offset(block, kv_head_, shape_.num_kv_heads, dim_);
       value_blocks[b] = args_.kv + kv_value_offset(block, kv_head_, shape_.num_kv_heads, dim_);
     }
+    // The next tile's keys, or else what is at hand. The blocks of a sequence lie anywhere, which hardware cannot
+    // foresee.
+    const uint16_t* next_blocks[kTileBlocks];
+    const int next_begin = begin + kAttentionTileTokens, next_end = keys_of(num_rows_ - 1).end;
+    for (int b = first; b < last; ++b) {
+      const bool exists = next_begin + 16 * b < next_end;
+      next_blocks[b] = exists ? args_.kv + kv_key_offset(sequence_.block_table[next_begin / 16 + b], kv_head_,
+                                                         shape_.num_kv_heads, dim_)
+                              : value_blocks[b];
+    }
     KeyRange seen[kMaxRowBlocks];
     for (int i = 0; i < num_row_blocks_; ++i)
       seen[i] = within_tile(keys_of(block_begin(i), block_begin(i + 1) - 1), begin);
@@ -292,7 +324,7 @@ class ItemWorker {
       if (seen[i].begin >= seen[i].end) continue;
       const int r = block_begin(i), b = seen[i].begin / 16;
       row_block_kernels(block_begin(i + 1) - r)
-          .scores(q_ + r * dim_, dim_, key_blocks + b, (seen[i].end + 15) / 16 - b,
+          .scores(q_ + r * dim_, dim_, key_blocks + b, value_blocks + b, (seen[i].end + 15) / 16 - b,
                   scores_ + r * kAttentionTileTokens + 16 * b);
       softmax(i, seen[i], begin, records);
     }
@@ -301,8 +333,8 @@ class ItemWorker {
         if (seen[i].begin >= seen[i].end) continue;
         const int r = block_begin(i);
         row_block_kernels(block_begin(i + 1) - r)
-            .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, value_blocks, dim_, c,
-                          c + kValueColumns < dim_ ? c + kValueColumns : dim_, corrections_ + r,
+            .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, value_blocks, next_blocks,
+                          dim_, c, c + kValueColumns < dim_ ? c + kValueColumns : dim_, corrections_ + r,
                           record(records, r).acc(), record_stride_);
       }
   }
