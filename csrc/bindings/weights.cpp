@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -23,7 +24,8 @@ InstantQuant quant_from_name(const std::string& name) {
 }
 
 std::shared_ptr<PackedWeight> pack(ByteArray raw, uint32_t type_number, int rows, int cols, const std::string& quant,
-                                   int group_size, std::optional<IntArray> row_map, int num_threads) {
+                                   int group_size, std::optional<IntArray> row_map, int num_threads,
+                                   bool release_source) {
   const auto type = GgmlType(type_number);
   if (rows < 1 || cols < 1) throw std::invalid_argument("a weight needs at least one row and column");
   const size_t source_rows = raw.size() / ggml_row_bytes(type, cols);
@@ -42,11 +44,20 @@ std::shared_ptr<PackedWeight> pack(ByteArray raw, uint32_t type_number, int rows
                           row_map ? row_map->data() : nullptr};
   nb::gil_scoped_release release;
   auto weight = std::make_shared<PackedWeight>(PackedWeight::allocate(rows, cols, format));
+  // In slabs, so that a large tensor is never in memory twice: as pages of the file and packed.
+  constexpr size_t kSlabBytes = size_t(8) << 20;
   constexpr int kTiles = 4;
+  const size_t tile_bytes = ggml_row_bytes(type, cols) * kTileRows;
+  const int slab_tiles = std::max(kTiles, int(kSlabBytes / tile_bytes));
   ThreadPool pool(num_threads);
-  pool.run((weight->num_tiles + kTiles - 1) / kTiles, [&](int item, int) {
-    pack_tiles(*weight, source, item * kTiles, std::min(weight->num_tiles, (item + 1) * kTiles));
-  });
+  for (int begin = 0; begin < weight->num_tiles; begin += slab_tiles) {
+    const int end = std::min(weight->num_tiles, begin + slab_tiles);
+    pool.run((end - begin + kTiles - 1) / kTiles, [&](int item, int) {
+      const int first = begin + item * kTiles;
+      pack_tiles(*weight, source, first, std::min(end, first + kTiles));
+    });
+    if (release_source && !row_map) release_file_pages(source.data + tile_bytes * size_t(begin), tile_bytes * size_t(end - begin));
+  }
   return weight;
 }
 
@@ -102,7 +113,7 @@ void bind_weights(nb::module_& m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def_static("pack", &pack, nb::arg("raw"), nb::arg("ggml_type"), nb::arg("rows"), nb::arg("cols"),
                   nb::arg("quant") = "none", nb::arg("group_size") = 32, nb::arg("row_map") = nb::none(),
-                  nb::arg("num_threads") = 1)
+                  nb::arg("num_threads") = 1, nb::arg("release_source") = false)
       .def_prop_ro("rows", [](const PackedWeight& w) { return w.rows; })
       .def_prop_ro("cols", [](const PackedWeight& w) { return w.cols; })
       .def_prop_ro("type", [](const PackedWeight& w) { return name_of(w.format.type); })

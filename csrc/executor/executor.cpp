@@ -99,6 +99,7 @@ void Executor::push(Command command) {
   std::visit([this](const auto& c) { check(c); }, command);
   {
     std::lock_guard lock(command_mutex_);
+    if (closing_) throw std::logic_error("the executor is closed");
     commands_.push_back(std::move(command));
   }
   command_arrived_.notify_one();
@@ -137,15 +138,34 @@ void Executor::loop() {
       working = true;
       publish(/*may_wait=*/false);
     }
-    for (int slot : std::vector<int>(order_)) finish(slots_[size_t(slot)], FinishReason::abort);
-    publish(/*may_wait=*/true);
+    end_all(FinishReason::abort);
   } catch (const std::exception& error) {
-    for (int slot : std::vector<int>(order_)) finish(slots_[size_t(slot)], FinishReason::error);
+    end_all(FinishReason::error);
     Event event(Event::Kind::failed);
     event.message = error.what();
     unpublished_.push_back(std::move(event));
-    publish(/*may_wait=*/true);
   }
+  publish(/*may_wait=*/true);
+  {
+    std::lock_guard lock(event_mutex_);
+    ended_ = true;
+  }
+  event_arrived_.notify_all();
+}
+
+// Sequences in slots, and those whose admission the loop will not get to.
+void Executor::end_all(FinishReason reason) {
+  for (int slot : std::vector<int>(order_)) finish(slots_[size_t(slot)], reason);
+  std::lock_guard lock(command_mutex_);
+  closing_ = true;  // a loop that failed takes no more commands either
+  for (const Command& command : commands_) {
+    const auto* admission = std::get_if<AdmitCommand>(&command);
+    if (!admission) continue;
+    Event event(Event::Kind::finished, admission->sequence_id);
+    event.reason = reason;
+    unpublished_.push_back(std::move(event));
+  }
+  commands_.clear();
 }
 
 bool Executor::take_commands(bool may_wait) {
@@ -343,7 +363,7 @@ void Executor::publish(bool may_wait) {
 void Executor::wait(double timeout_s, std::vector<Event>& out) {
   out.clear();
   std::unique_lock lock(event_mutex_);
-  event_arrived_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return !events_.empty(); });
+  event_arrived_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return ended_ || !events_.empty(); });
   out.swap(events_);
 }
 

@@ -106,10 +106,10 @@ class Executor {
   int vocab_size() const { return program_->vocab_size(); }
 
   // Commands are checked here, in the caller's thread: a slot, block, token id or length out of range throws
-  // std::invalid_argument, and the loop never sees it.
+  // std::invalid_argument, and the loop never sees it. After close(): std::logic_error.
   void push(Command command);
 
-  // Waits until there are events or `timeout_s` is over, and moves them to `out`.
+  // Waits until there are events, the loop has ended or `timeout_s` is over, and moves the events to `out`.
   void wait(double timeout_s, std::vector<Event>& out);
 
   ExecutorStats stats() const;
@@ -152,7 +152,8 @@ class Executor {
   void check_blocks(const std::vector<int32_t>& blocks) const;
 
   void loop();
-  bool take_commands(bool may_wait);  // false: closed
+  bool take_commands(bool may_wait);  // false: closing
+  void end_all(FinishReason reason);
   void apply(AdmitCommand& command);
   void apply(ExtendCommand& command);
   void apply(CancelCommand& command);
@@ -194,7 +195,7 @@ class Executor {
   std::mutex event_mutex_;
   std::condition_variable event_arrived_;
   std::vector<Event> events_;
-  bool failed_ = false;
+  bool ended_ = false;
 
   mutable std::mutex stats_mutex_;
   ExecutorStats stats_;

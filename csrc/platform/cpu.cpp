@@ -57,19 +57,17 @@ std::string read_line(const std::string& path) {
   return line;
 }
 
-double quota_v2(const std::string& directory) {
-  std::istringstream in(read_line(directory + "/cpu.max"));
-  std::string quota;
-  double period;
-  if (!(in >> quota >> period) || quota == "max" || period <= 0) return std::numeric_limits<double>::infinity();
-  return std::stod(quota) / period;
+// CPUs that a pair of numbers in microseconds allows; infinity unless both are there and positive ("max", "-1", no file).
+double quota_of(const std::string& quota_and_period) {
+  std::istringstream in(quota_and_period);
+  double quota = 0, period = 0;
+  return in >> quota >> period && quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
 
+double quota_v2(const std::string& directory) { return quota_of(read_line(directory + "/cpu.max")); }
+
 double quota_v1(const std::string& directory) {
-  const std::string quota = read_line(directory + "/cpu.cfs_quota_us");
-  const std::string period = read_line(directory + "/cpu.cfs_period_us");
-  if (quota.empty() || period.empty() || std::stod(quota) <= 0) return std::numeric_limits<double>::infinity();
-  return std::stod(quota) / std::stod(period);
+  return quota_of(read_line(directory + "/cpu.cfs_quota_us") + " " + read_line(directory + "/cpu.cfs_period_us"));
 }
 
 // The smallest quota from `path` up to the root of the hierarchy mounted at `mount`.

@@ -29,12 +29,14 @@ class PackedWeight:
         group_size: int = 32,
         row_map: I32 | None = None,
         num_threads: int = 1,
+        release_source: bool = False,
     ) -> PackedWeight:
         """Packs ggml blocks (or plain f32/f16/bf16 rows).
 
         `rows` counts the packed rows; `row_map[rows]` names the source row of each (default: the same).
         `quant` "int8" or "int4" quantizes plain sources (InstantQuant); `group_size` 32, 64, 128 or -1 for a
-        whole row. Releases the GIL. Raises ValueError on sizes that do not fit `raw`.
+        whole row. `release_source` gives the pages of `raw` back while packing: only for read-only file mappings, which
+        can be read again (not with a `row_map`). Releases the GIL. Raises ValueError on sizes that do not fit `raw`.
         """
     @property
     def rows(self) -> int: ...

@@ -55,6 +55,7 @@ def load_weights(
                 group_size=packing.quant.group_size if packing.quant else 32,
                 row_map=source.row_map,
                 num_threads=num_threads,
+                release_source=True,
             )
         remaining[source.info.name] -= 1
         if not remaining[source.info.name]:

@@ -1,0 +1,268 @@
+// The loop on a one-layer network: events, slots, blocks, and threads that talk to it all at once.
+#include "executor/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "executor/ops.h"
+#include "ops/pack.h"
+
+using namespace gapless;
+
+namespace {
+
+constexpr int kVocab = 64, kHidden = 32, kHeadDim = 16, kHeads = 2, kMaxTokens = 32, kLogitRows = 4;
+
+Weight random_weight(int rows, int cols, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 0.5f);
+  std::vector<float> values(size_t(rows) * size_t(cols));
+  for (float& value : values) value = normal(random);
+  auto weight =
+      std::make_shared<PackedWeight>(PackedWeight::allocate(rows, cols, packed_format(GgmlType::f32, cols, InstantQuant::none, 32)));
+  const PackSource source{reinterpret_cast<const std::byte*>(values.data()), GgmlType::f32, cols, nullptr};
+  pack_tiles(*weight, source, 0, weight->num_tiles);
+  return weight;
+}
+
+std::shared_ptr<Program> tiny_program() {
+  auto program = std::make_shared<Program>(ProgramLimits{kMaxTokens, kLogitRows, kVocab, {1, 1, kHeadDim}});
+  const Floats ones = std::make_shared<std::vector<float>>(kHidden, 1.0f);
+  int64_t end = 0;
+  const auto buffer = [&](Domain domain, int width) {
+    const int64_t rows = domain == Domain::token ? kMaxTokens : kLogitRows;
+    const int id = program->add_buffer(domain, width * 4, end);
+    end += (rows * width * 4 + 63) / 64 * 64;
+    return id;
+  };
+  const int x = buffer(Domain::token, kHidden), h = buffer(Domain::token, kHidden);
+  const int qkv = buffer(Domain::token, (kHeads + 2) * kHeadDim), out = buffer(Domain::token, kHeads * kHeadDim);
+  const int last = buffer(Domain::logit, kHidden), logits = buffer(Domain::logit, kVocab);
+  const int rope = program->add_rope(std::vector<float>(kHeadDim / 2, 0.1f), 1.0f);
+  add_embed(*program, random_weight(kVocab, kHidden, 1), 1.0f, x);
+  add_rms_norm(*program, x, ones, 1e-6f, h, kNone);
+  add_linear(*program, h, kNone, {{random_weight((kHeads + 2) * kHeadDim, kHidden, 2), nullptr, qkv, 0, false}});
+  add_rope_cache(*program, qkv, 0, {kHeads, rope, 0.25f, nullptr, nullptr, 1e-6f});
+  add_attention(*program, qkv, 0, kHeads, out, 0, 0.0f);
+  add_linear(*program, out, kNone, {{random_weight(kHidden, kHeads * kHeadDim, 3), nullptr, x, 0, true}});
+  add_gather(*program, x, last);
+  add_linear(*program, last, kNone, {{random_weight(kVocab, kHidden, 4), nullptr, logits, 0, false}});
+  program->finish(end, logits);
+  return program;
+}
+
+ExecutorConfig config(int num_blocks = 64, int num_threads = 2) { return {num_blocks, 8, 128, kMaxTokens, num_threads}; }
+
+AdmitCommand admission(int slot, uint64_t id, std::vector<int32_t> tokens, std::vector<int32_t> blocks, int max_tokens) {
+  SlotSampling sampling;
+  sampling.params.temperature = 0;
+  sampling.max_tokens = max_tokens;
+  return {slot, id, std::move(tokens), std::move(blocks), std::move(sampling), 0};
+}
+
+// Tokens and end of each sequence, gathered until `num_finished` have ended.
+struct Outcome {
+  std::map<uint64_t, std::vector<int32_t>> tokens;
+  std::map<uint64_t, FinishReason> finished;
+  std::map<uint64_t, std::vector<float>> prompt_logprobs;
+  std::vector<Event> others;
+
+  void gather(Executor& executor, size_t num_finished) {
+    std::vector<Event> events;
+    for (int waits = 0; finished.size() < num_finished && waits < 600; ++waits) {
+      executor.wait(0.1, events);
+      for (Event& event : events) take(event);
+    }
+  }
+  void take(Event& event) {
+    switch (event.kind) {
+      case Event::Kind::token: tokens[event.sequence_id].push_back(event.value); break;
+      case Event::Kind::finished:
+        CHECK(!finished.contains(event.sequence_id));  // exactly one end
+        finished[event.sequence_id] = event.reason;
+        break;
+      case Event::Kind::prompt_logprobs: prompt_logprobs[event.sequence_id].push_back(event.logprob.logprob); break;
+      default: others.push_back(std::move(event));
+    }
+  }
+};
+
+std::vector<int32_t> prompt(int length, int seed) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < length; ++i) tokens.push_back((seed * 31 + i * 7) % kVocab);
+  return tokens;
+}
+
+std::vector<int32_t> alone(const std::vector<int32_t>& tokens, int max_tokens) {
+  Executor executor(tiny_program(), config(64, 1));
+  executor.push(admission(0, 1, tokens, {5, 3, 9, 1, 0, 2, 4, 6}, max_tokens));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK(outcome.finished.at(1) == FinishReason::length);
+  return outcome.tokens[1];
+}
+
+void test_batch_equals_alone() {
+  Executor executor(tiny_program(), config());
+  for (int i = 0; i < 8; ++i) {
+    std::vector<int32_t> blocks;
+    for (int b = 0; b < 8; ++b) blocks.push_back(b * 8 + i);
+    executor.push(admission(i, 100 + uint64_t(i), prompt(3 + 11 * i, i), blocks, 5 + i));
+  }
+  Outcome outcome;
+  outcome.gather(executor, 8);
+  for (int i = 0; i < 8; ++i) CHECK(outcome.tokens[100 + uint64_t(i)] == alone(prompt(3 + 11 * i, i), 5 + i));
+}
+
+void test_stop_tokens_and_min_tokens() {
+  const std::vector<int32_t> tokens = alone(prompt(5, 3), 12);
+  for (int min_tokens : {0, 6}) {
+    Executor executor(tiny_program(), config());
+    AdmitCommand command = admission(2, 7, prompt(5, 3), {0, 1, 2}, 12);
+    command.sampling.stop_token_ids = {tokens[1]};
+    command.sampling.min_tokens = min_tokens;
+    executor.push(command);
+    Outcome outcome;
+    outcome.gather(executor, 1);
+    const std::vector<int32_t>& found = outcome.tokens[7];
+    const auto stop = std::find(found.begin(), found.end(), tokens[1]);
+    CHECK(stop - found.begin() >= min_tokens);
+    if (min_tokens == 0) CHECK(found.size() == 2 && outcome.finished[7] == FinishReason::stop);
+  }
+}
+
+void test_prompt_logprobs_take_several_head_runs() {
+  Executor executor(tiny_program(), config());
+  AdmitCommand command = admission(0, 1, prompt(21, 1), {0, 1}, 1);
+  command.sampling.num_prompt_logprobs = 0;
+  executor.push(command);
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK(outcome.prompt_logprobs[1].size() == 20);
+  for (float logprob : outcome.prompt_logprobs[1]) CHECK(logprob <= 0 && std::isfinite(logprob));
+  CHECK(outcome.tokens[1] == alone(prompt(21, 1), 1));
+}
+
+// A slot without blocks sits out, asks once, and goes on where it was; its neighbour never waits.
+void test_blocks_on_demand() {
+  Executor executor(tiny_program(), config());
+  executor.push(admission(0, 1, prompt(20, 1), {0}, 20));
+  executor.push(admission(1, 2, prompt(20, 2), {1, 2, 3}, 20));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK(outcome.finished.contains(2));
+  CHECK(outcome.others.size() == 1 && outcome.others[0].kind == Event::Kind::blocks_low);
+  CHECK(outcome.others[0].sequence_id == 1 && outcome.others[0].value == 1);
+  executor.push(ExtendCommand{0, 1, {4, 5}});
+  outcome.gather(executor, 2);
+  CHECK(outcome.tokens[1] == alone(prompt(20, 1), 20));
+  CHECK(outcome.tokens[2] == alone(prompt(20, 2), 20));
+}
+
+void test_cancel_and_close() {
+  Outcome outcome;
+  {
+    Executor executor(tiny_program(), config());
+    executor.push(admission(0, 1, prompt(40, 1), {0}, 50));  // stuck without blocks
+    executor.push(CancelCommand{0, 99});                     // somebody else's id: nothing happens
+    executor.push(CancelCommand{0, 1});
+    outcome.gather(executor, 1);
+    CHECK(outcome.finished[1] == FinishReason::abort);
+    executor.push(admission(0, 2, prompt(4, 1), {0, 1}, 3));  // the slot is free again
+    outcome.gather(executor, 2);
+    CHECK(outcome.finished[2] == FinishReason::length);
+    executor.push(admission(3, 3, prompt(40, 1), {0}, 50));
+    executor.close();
+    outcome.gather(executor, 3);
+    CHECK(outcome.finished[3] == FinishReason::abort);
+    bool refused = false;
+    try {
+      executor.push(admission(4, 4, {1}, {0}, 1));
+    } catch (const std::logic_error&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+}
+
+void test_commands_out_of_range_are_refused() {
+  Executor executor(tiny_program(), config());
+  const auto refused = [&](Command command) {
+    try {
+      executor.push(std::move(command));
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(refused(admission(8, 1, {1}, {0}, 1)));
+  CHECK(refused(admission(-1, 1, {1}, {0}, 1)));
+  CHECK(refused(admission(0, 1, {}, {0}, 1)));
+  CHECK(refused(admission(0, 1, {kVocab}, {0}, 1)));
+  CHECK(refused(admission(0, 1, {1}, {64}, 1)));
+  CHECK(refused(admission(0, 1, {1}, {0}, 0)));
+  CHECK(refused(admission(0, 1, prompt(128, 1), {0}, 1)));
+  CHECK(refused(ExtendCommand{0, 1, {-1}}));
+  CHECK(refused(StepTokensCommand{kMaxTokens + 1}));
+  AdmitCommand cached = admission(0, 1, {1, 2}, {0}, 1);
+  cached.num_cached = 2;
+  CHECK(refused(cached));
+}
+
+// Three clients, each with slots and blocks of its own, admit and cancel as they like while one reader takes the events:
+// every sequence ends exactly once. Meant for TSan.
+void test_many_clients() {
+  constexpr int kClients = 3, kRounds = 60;
+  Executor executor(tiny_program(), config());
+  std::atomic<int> num_finished{0};
+  std::vector<std::atomic<uint64_t>> ended(kClients);
+  std::thread reader([&] {
+    std::vector<Event> events;
+    std::set<uint64_t> seen;
+    for (int waits = 0; num_finished < kClients * kRounds && waits < 6000; ++waits) {
+      executor.wait(0.01, events);
+      for (const Event& event : events) {
+        if (event.kind != Event::Kind::finished) continue;
+        CHECK(seen.insert(event.sequence_id).second);
+        ended[event.sequence_id % kClients].store(event.sequence_id + 1);
+        ++num_finished;
+      }
+    }
+  });
+  std::vector<std::thread> clients;
+  for (int client = 0; client < kClients; ++client) {
+    clients.emplace_back([&, client] {
+      for (int round = 0; round < kRounds; ++round) {
+        const uint64_t id = uint64_t(round * kClients + client);
+        executor.push(admission(client, id, prompt(1 + round % 9, round), {client * 2, client * 2 + 1}, 1 + round % 7));
+        if (round % 3 == 0) executor.push(CancelCommand{client, id});
+        while (ended[size_t(client)].load() != id + 1) std::this_thread::yield();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  reader.join();
+  CHECK(num_finished == kClients * kRounds);
+  CHECK(executor.stats().num_steps > 0);
+}
+
+}  // namespace
+
+int main() {
+  test_batch_equals_alone();
+  test_stop_tokens_and_min_tokens();
+  test_prompt_logprobs_take_several_head_runs();
+  test_blocks_on_demand();
+  test_cancel_and_close();
+  test_commands_out_of_range_are_refused();
+  test_many_clients();
+  return check::finish("executor");
+}
