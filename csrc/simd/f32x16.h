@@ -28,6 +28,7 @@
 
 #if !defined(GAPLESS_INLINE)
 #define GAPLESS_INLINE inline __attribute__((always_inline))
+#define GAPLESS_LAMBDA_INLINE __attribute__((always_inline))
 #endif
 
 namespace gapless::GAPLESS_ISA {

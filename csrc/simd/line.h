@@ -19,9 +19,6 @@ GAPLESS_INLINE void unroll(F&& f) {
     unroll<n, i + 1>(f);
   }
 }
-#if !defined(GAPLESS_LAMBDA_INLINE)
-#define GAPLESS_LAMBDA_INLINE __attribute__((always_inline))
-#endif
 
 GAPLESS_INLINE int32_t load_i32(const void* p) {
   int32_t v;

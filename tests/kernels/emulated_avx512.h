@@ -44,6 +44,11 @@ inline simde__m512 cvtepi32_ps(simde__m512i x) {
 inline simde__m512i cvtepi8_epi32(__m128i x) {
   return whole<simde__m512i>(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
 }
+inline __m128i cvtepi32_epi8(simde__m512i x) {
+  __m128i r;
+  for (int i = 0; i < 16; ++i) reinterpret_cast<char*>(&r)[i] = reinterpret_cast<const char*>(&x)[4 * i];
+  return r;
+}
 
 }  // namespace gapless::emulated
 
@@ -53,3 +58,4 @@ inline simde__m512i cvtepi8_epi32(__m128i x) {
 #define _mm512_cvtepi32_ps(x) gapless::emulated::cvtepi32_ps(x)
 #define _mm512_cvtepi8_epi32(x) gapless::emulated::cvtepi8_epi32(x)
 #define _mm512_extractf32x8_ps(x, which) gapless::emulated::half<__m256>(x, which)
+#define _mm512_cvtepi32_epi8(x) gapless::emulated::cvtepi32_epi8(x)
