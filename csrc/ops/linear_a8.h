@@ -51,7 +51,7 @@ struct PackedGroup {
     if constexpr (has_min) return scales.min();
     return mul(scale(), set1(float(zero_point_of(bits, has_min))));
   }
-  GAPLESS_INLINE const int8_t* subs() const { return scales.subs; }
+  GAPLESS_INLINE SubScales<bits> subs() const { return load_sub_scales<bits>(scales.subs); }
 };
 
 // Kept as bytes and floats: loaded as vectors, where copies of vector structs would be split into smaller moves.
@@ -59,21 +59,21 @@ template <int bits>
 struct UnpackedGroup {
   alignas(64) std::byte steps[8][sizeof(Operand<bits>)];
   float group_scale[kTileRows], group_min[kTileRows];
-  int8_t group_subs[2 * kTileRows];
+  std::byte group_subs[bits == 6 ? sizeof(SubScales<bits>) : 1];
 
   template <bool has_min>
   GAPLESS_INLINE void assign(const PackedGroup<bits, has_min>& group) {
     unroll<8>([&](auto step) GAPLESS_LAMBDA_INLINE { store_operand(steps[step], group.template operand<step>()); });
     store(group_scale, group.scale());
     if constexpr (has_offset(bits)) store(group_min, group.min());
-    if constexpr (bits == 6) std::memcpy(group_subs, group.scales.subs, sizeof group_subs);
+    if constexpr (bits == 6) store_sub_scales(group_subs, group.subs());
   }
 
   template <int step>
   GAPLESS_INLINE Operand<bits> operand() const { return load_operand<bits>(steps[step]); }
   GAPLESS_INLINE F32x16 scale() const { return load(group_scale); }
   GAPLESS_INLINE F32x16 min() const { return load(group_min); }
-  GAPLESS_INLINE const int8_t* subs() const { return group_subs; }
+  GAPLESS_INLINE SubScales<bits> subs() const { return reload_sub_scales<bits>(group_subs); }
 };
 
 // Adds `num_groups` groups of one tile to the sums of `rows` rows. `cursor` is a pointer to unpacked groups or a PackedGroup.
@@ -83,7 +83,7 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
   for (int g = 0; g < num_groups; ++g, ++cursor, ++x) {
     const auto& group = *cursor;
-    const SubScales<bits> subs = load_sub_scales<bits>(group.subs());
+    const SubScales<bits> subs = group.subs();
     const auto row = [&](int r) GAPLESS_LAMBDA_INLINE {
       return reinterpret_cast<const A8Group*>(reinterpret_cast<const std::byte*>(x) + r * x_stride);
     };

@@ -35,6 +35,11 @@ template <int bits>
 GAPLESS_INLINE SubScales<bits> load_sub_scales(const int8_t*) {
   return {};
 }
+// From what store_sub_scales wrote.
+template <int bits>
+GAPLESS_INLINE SubScales<bits> reload_sub_scales(const std::byte*) {
+  return {};
+}
 
 #if defined(GAPLESS_ISA_AVX2)
 
@@ -43,7 +48,11 @@ constexpr bool kSignedWeights = false;
 struct I32x16 {
   __m256i lo, hi;
 };
-GAPLESS_INLINE I32x16 operator+(I32x16 x, I32x16 y) { return {_mm256_add_epi32(x.lo, y.lo), _mm256_add_epi32(x.hi, y.hi)}; }
+GAPLESS_INLINE I32x16 operator+(I32x16 x, I32x16 y) {
+  I32x16 sum = {_mm256_add_epi32(x.lo, y.lo), _mm256_add_epi32(x.hi, y.hi)};
+  asm("" : "+x"(sum.lo), "+x"(sum.hi));  // as for Pairs below
+  return sum;
+}
 GAPLESS_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 
 // Products of a line with four activations, neighbours added: 16-bit sums, two per output.
@@ -121,6 +130,17 @@ GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) {
   const __m256i factor = _mm256_set1_epi16(-32);
   return {widened(first, first), widened(second, second),
           {_mm256_mullo_epi16(both.lo, factor), _mm256_mullo_epi16(both.hi, factor)}};
+}
+
+GAPLESS_INLINE void store_sub_scales(std::byte* p, const SubScales<6>& subs) {
+  store_line(p, {subs.first.lo, subs.first.hi});
+  store_line(p + 64, {subs.second.lo, subs.second.hi});
+  store_line(p + 128, {subs.correction.lo, subs.correction.hi});
+}
+template <>
+GAPLESS_INLINE SubScales<6> reload_sub_scales<6>(const std::byte* p) {
+  const Line first = load_line(p), second = load_line(p + 64), correction = load_line(p + 128);
+  return {{first.lo, first.hi}, {second.lo, second.hi}, {correction.lo, correction.hi}};
 }
 
 template <>
@@ -280,6 +300,15 @@ struct SubScales<6> {
 };
 template <>
 GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) { return {load_i8(p), load_i8(p + 16)}; }
+
+GAPLESS_INLINE void store_sub_scales(std::byte* p, const SubScales<6>& subs) {
+  store(reinterpret_cast<float*>(p), subs.first);
+  store(reinterpret_cast<float*>(p + 64), subs.second);
+}
+template <>
+GAPLESS_INLINE SubScales<6> reload_sub_scales<6>(const std::byte* p) {
+  return {load(reinterpret_cast<const float*>(p)), load(reinterpret_cast<const float*>(p + 64))};
+}
 
 template <>
 struct Dot<6> {
