@@ -40,6 +40,7 @@ struct PackedGroup {
   GAPLESS_INLINE const PackedGroup& operator*() const { return *this; }
   GAPLESS_INLINE PackedGroup& operator++() {
     quants += bits * kLineBytes;
+    unroll<bits>([&](auto line) GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
     scales.advance();
     return *this;
   }

@@ -31,26 +31,32 @@ GAPLESS_INLINE void add_column(F32x16 w, const float* x, int64_t x_stride, F32x1
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(w, set1(x[r * x_stride]), totals[r]); });
 }
 
-template <PackedType type, int rows>
+// `streamed`: the weights come from memory, each once.
+template <PackedType type, bool streamed, int rows>
 GAPLESS_INLINE void add_columns(const std::byte* tile, int num_cols, const float* x, int64_t x_stride, float (*sums)[kTileRows]) {
   F32x16 totals[rows];
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
   int k = 0;
   if constexpr (type == PackedType::bf16)
     for (; k + 2 <= num_cols; k += 2) {
+      if constexpr (streamed) __builtin_prefetch(tile + int64_t(k / 2) * kLineBytes + kPrefetchBytes);
       add_column<rows>(load_column<type>(tile, k), x + k, x_stride, totals);
       add_column<rows>(load_column<type>(tile, k + 1), x + k + 1, x_stride, totals);
     }
-  for (; k < num_cols; ++k) add_column<rows>(load_column<type>(tile, k), x + k, x_stride, totals);
+  for (; k < num_cols; ++k) {
+    constexpr int64_t column_bytes = type == PackedType::f32 ? 64 : 32;
+    if constexpr (streamed) __builtin_prefetch(tile + k * column_bytes + kPrefetchBytes);
+    add_column<rows>(load_column<type>(tile, k), x + k, x_stride, totals);
+  }
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
 }
 
-template <PackedType type, int rows = kF32Rows>
+template <PackedType type, bool streamed, int rows = kF32Rows>
 GAPLESS_INLINE void add_columns_to_rows(const std::byte* tile, int first_col, int num_cols, const InputRows& input, int row,
                                         TileSums& sums) {
   for (; row + rows <= input.num_rows; row += rows)
-    add_columns<type, rows>(tile, num_cols, input.floats(row) + first_col, input.x_stride, sums + row);
-  if constexpr (rows > 1) add_columns_to_rows<type, rows / 2>(tile, first_col, num_cols, input, row, sums);
+    add_columns<type, streamed, rows>(tile, num_cols, input.floats(row) + first_col, input.x_stride, sums + row);
+  if constexpr (rows > 1) add_columns_to_rows<type, streamed, rows / 2>(tile, first_col, num_cols, input, row, sums);
 }
 
 template <PackedType type>
@@ -58,14 +64,14 @@ void plain_tile(const PackedWeight& w, int tile, const InputRows& input, TileSum
   for (int row = 0; row < input.num_rows; ++row) store(sums[row], zero());
   const std::byte* data = w.quants + tile * int64_t(w.tile_quant_bytes);
   if (type == PackedType::f32 || input.num_rows <= kF32Rows) {
-    add_columns_to_rows<type>(data, 0, w.cols, input, 0, sums);
+    add_columns_to_rows<type, true>(data, 0, w.cols, input, 0, sums);
     return;
   }
   alignas(64) float block[kBlockCols][kTileRows];
   for (int first = 0; first < w.cols; first += kBlockCols) {
     const int n = w.cols - first < kBlockCols ? w.cols - first : kBlockCols;
     for (int k = 0; k < n; ++k) store(block[k], load_column<type>(data, first + k));
-    add_columns_to_rows<PackedType::f32>(reinterpret_cast<const std::byte*>(block), first, n, input, 0, sums);
+    add_columns_to_rows<PackedType::f32, false>(reinterpret_cast<const std::byte*>(block), first, n, input, 0, sums);
   }
 }
 
@@ -105,7 +111,7 @@ void a16_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums&
     const int n = w.cols - first < kBlockCols ? w.cols - first : kBlockCols;
     for (int k = 0; k < n; k += kGroupCols, quants += bits * kLineBytes, scales.advance())
       dequantize_group<bits, has_min>(quants, scales, block + k);
-    add_columns_to_rows<PackedType::f32>(reinterpret_cast<const std::byte*>(block), first, n, input, 0, sums);
+    add_columns_to_rows<PackedType::f32, false>(reinterpret_cast<const std::byte*>(block), first, n, input, 0, sums);
   }
 }
 

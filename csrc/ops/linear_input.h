@@ -9,6 +9,10 @@ namespace gapless::GAPLESS_ISA {
 // Rows that are computed together: their sums for one tile are 4 KB and stay in L1.
 constexpr int kMaxRows = 64;
 
+// Weights are asked for this far ahead. Reading them from memory that way is 10% (int4) to 50% (int6, int5) faster than to
+// leave it to the hardware (Zen 3, one row); 1, 2 and 4 KB differ little.
+constexpr int kPrefetchBytes = 2048;
+
 struct InputRows {
   const float* x;
   int64_t x_stride;

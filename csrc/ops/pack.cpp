@@ -44,15 +44,16 @@ const std::byte* source_row(const PackSource& source, size_t row_bytes, int pack
   return source.data + row * row_bytes;
 }
 
-float read_plain(GgmlType type, const std::byte* row, int k) {
-  float f;
-  uint16_t h;
+void read_floats(GgmlType type, const std::byte* row, int n, float* out) {
   if (type == GgmlType::f32) {
-    std::memcpy(&f, row + size_t(k) * 4, 4);
-    return f;
+    std::memcpy(out, row, size_t(n) * 4);
+    return;
   }
-  std::memcpy(&h, row + size_t(k) * 2, 2);
-  return type == GgmlType::f16 ? generic::f16_to_f32(h) : generic::bf16_to_f32(h);
+  for (int k = 0; k < n; ++k) {
+    uint16_t h;
+    std::memcpy(&h, row + size_t(k) * 2, 2);
+    out[k] = type == GgmlType::f16 ? generic::f16_to_f32(h) : generic::bf16_to_f32(h);
+  }
 }
 
 // Eight bytes q of one output are one step in the low half of the word and the next in the high half.
@@ -83,28 +84,38 @@ void store_group(const uint8_t* q, int bits, int lane, std::byte* group) {
   for (int i = 0; i < bits - 4; ++i) store_word(at + (4 + i) * kLineBytes, plane[i]);
 }
 
+// Copies items of `Item` (one input, or a pair of bf16) from rows to lanes, in blocks of inputs that stay in L1.
+template <typename Item>
+void transpose_rows(const std::byte* const* rows, int num_lanes, size_t num_items, std::byte* out) {
+  constexpr size_t kBlock = 128;
+  for (size_t begin = 0; begin < num_items; begin += kBlock)
+    for (int lane = 0; lane < num_lanes; ++lane)
+      for (size_t i = begin; i < std::min(begin + kBlock, num_items); ++i) {
+        Item item;
+        std::memcpy(&item, rows[lane] + i * sizeof item, sizeof item);
+        std::memcpy(out + (i * kTileRows + size_t(lane)) * sizeof item, &item, sizeof item);
+      }
+}
+
 void pack_plain_tile(PackedWeight& w, const PackSource& source, int tile) {
   std::byte* const out = w.quants + size_t(tile) * w.tile_quant_bytes;
-  const size_t item = w.format.type == PackedType::f32 ? 4 : 2;
-  const size_t row_bytes = item * size_t(w.cols);
+  const size_t row_bytes = (w.format.type == PackedType::f32 ? 4 : 2) * size_t(w.cols);
   const int num_lanes = std::min(kTileRows, w.rows - tile * kTileRows);
-  for (int lane = 0; lane < num_lanes; ++lane) {
-    const std::byte* row = source_row(source, row_bytes, tile * kTileRows + lane);
-    if (w.format.type == PackedType::bf16) {
-      for (int k = 0; k < w.cols; ++k)
-        std::memcpy(out + ((size_t(k / 2) * kTileRows + lane) * 2 + k % 2) * 2, row + size_t(k) * 2, 2);
-    } else if (w.format.type == PackedType::f16) {
-      for (int k = 0; k < w.cols; ++k) std::memcpy(out + (size_t(k) * kTileRows + lane) * 2, row + size_t(k) * 2, 2);
-    } else {
-      for (int k = 0; k < w.cols; ++k) std::memcpy(out + (size_t(k) * kTileRows + lane) * 4, row + size_t(k) * 4, 4);
-    }
-  }
+  const std::byte* rows[kTileRows];
+  for (int lane = 0; lane < num_lanes; ++lane) rows[lane] = source_row(source, row_bytes, tile * kTileRows + lane);
+  const size_t cols = size_t(w.cols);
+  if (w.format.type == PackedType::f32) return transpose_rows<uint32_t>(rows, num_lanes, cols, out);
+  if (w.format.type == PackedType::f16) return transpose_rows<uint16_t>(rows, num_lanes, cols, out);
+  transpose_rows<uint32_t>(rows, num_lanes, cols / 2, out);
+  if (cols % 2 == 1)
+    for (int lane = 0; lane < num_lanes; ++lane)
+      std::memcpy(out + (cols / 2 * kTileRows + size_t(lane)) * 4, rows[lane] + (cols - 1) * 2, 2);
 }
 
 // Buffers for one tile, reused by all tiles of a call.
 struct TileStaging {
   std::vector<uint8_t> q;      // [16][num_groups * 32]
-  std::vector<float> values;   // [cols], for InstantQuant
+  std::vector<float> values;   // [num_groups * 32], for InstantQuant
 };
 
 void pack_integer_tile(PackedWeight& w, const PackSource& source, int tile, TileStaging& staging) {
@@ -126,12 +137,14 @@ void pack_integer_tile(PackedWeight& w, const PackSource& source, int tile, Tile
       split_ggml_row(source.type, data, w.cols, sink);
       continue;
     }
-    for (int k = 0; k < w.cols; ++k) staging.values[k] = read_plain(source.type, data, k);
+    read_floats(source.type, data, w.cols, staging.values.data());
+    // The padding is never multiplied with anything but zero: any value that does not widen the last group will do.
+    std::fill(staging.values.begin() + w.cols, staging.values.end(), staging.values[size_t(w.cols) - 1]);
     const int group_cols = format.groups_per_scale * kGroupCols;
     if (format.type == PackedType::int4)
-      quantize_row_int4(staging.values.data(), w.cols, group_cols, sink);
+      quantize_row_int4(staging.values.data(), int(padded_cols), group_cols, sink);
     else
-      quantize_row_int8(staging.values.data(), w.cols, group_cols, sink);
+      quantize_row_int8(staging.values.data(), int(padded_cols), group_cols, sink);
   }
   std::byte* const out = w.quants + size_t(tile) * w.tile_quant_bytes;
   for (int g = 0; g < w.num_groups; ++g)
@@ -188,7 +201,7 @@ void pack_tiles(PackedWeight& weight, const PackSource& source, int tile_begin, 
   }
   TileStaging staging;
   staging.q.resize(size_t(kTileRows) * weight.num_groups * kGroupCols);
-  if (is_plain(source.type)) staging.values.resize(size_t(weight.cols));
+  if (is_plain(source.type)) staging.values.resize(size_t(weight.num_groups) * kGroupCols);
   for (int tile = tile_begin; tile < tile_end; ++tile) pack_integer_tile(weight, source, tile, staging);
 }
 

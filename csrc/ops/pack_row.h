@@ -24,7 +24,8 @@ struct RowSink {
 // Splits a row of GGUF blocks into numbers without loss (Q2_K: requantized to int8 groups of 32).
 void split_ggml_row(GgmlType type, const std::byte* row, int cols, RowSink sink);
 
-// Quantizes a row of floats to `bits` 8 (symmetric) or 4 (with minimum), with one scale per `group_cols` inputs.
+// Quantizes a row of floats to int8 (symmetric) or int4 (with minimum), with one scale per `group_cols` inputs. Both are
+// multiples of 32, save that the last group may be shorter.
 void quantize_row_int8(const float* row, int cols, int group_cols, RowSink sink);
 void quantize_row_int4(const float* row, int cols, int group_cols, RowSink sink);
 
