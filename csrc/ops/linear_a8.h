@@ -25,7 +25,7 @@ constexpr int a8_rows([[maybe_unused]] int bits) {
 #endif
 }
 
-constexpr int kBlockGroups = 4;  // 4 KB unpacked (8 KB for int8 on AVX2)
+constexpr int kBlockGroups = 8;  // 4 KB unpacked (8 KB for int8 on AVX2)
 
 // int6 takes its zero point into its integer sums, signed eight-bit weights have none.
 constexpr bool has_offset(int bits) { return bits != 6 && !(bits == 8 && kSignedWeights); }
