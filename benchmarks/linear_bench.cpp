@@ -69,7 +69,8 @@ void run(const LinearKernels& kernels, ThreadPool& pool, const PackedWeight& w, 
     LinearArgs args;
     args.weight = &w;
     args.x = x.data() + size_t(chunk) * 64 * w.cols, args.x_stride = w.cols;
-    if (w.format.is_integer()) args.xq = xq.data() + chunk * 64 * a8_row_bytes(w.cols), args.xq_stride = a8_row_bytes(w.cols);
+    if (w.format.is_integer())
+      args.xq = xq.data() + chunk * 64 * a8_row_bytes(w.cols), args.xq_stride = a8_row_bytes(w.cols);
     args.num_rows = std::min(64, num_rows - chunk * 64);
     args.tile_begin = w.num_tiles * part / num_parts, args.tile_end = w.num_tiles * (part + 1) / num_parts;
     args.y = y.data() + size_t(chunk) * 64 * w.rows, args.y_stride = w.rows;
@@ -85,19 +86,25 @@ void bench_format(const NamedFormat& named, int rows, int cols, const Options& o
   std::mt19937 rng(2);
   for (float& value : x) value = float(int(rng() % 2001) - 1000) / 1000;
   std::vector<std::byte> xq(size_t(max_rows) * a8_row_bytes(cols));
-  for (int m = 0; m < max_rows; ++m) kernels.quantize_row(x.data() + size_t(m) * cols, cols, xq.data() + m * a8_row_bytes(cols));
+  for (int m = 0; m < max_rows; ++m)
+    kernels.quantize_row(x.data() + size_t(m) * cols, cols, xq.data() + m * a8_row_bytes(cols));
   const double bytes = double(copies[0].num_bytes());
   const double peak = named.format.is_integer() ? peaks.int8_ops : peaks.f32_flops;
   std::printf("%-16s %5dx%-5d", named.name, rows, cols);
   for (const int num_rows : options.rows) {
     size_t next = 0;
     const int calls = num_rows <= 2 ? std::min(8, int(copies.size())) : 1;
-    const double s = fastest_s(8, pool.num_threads() == 1, [&] {
-      for (int i = 0; i < calls; ++i) run(kernels, pool, copies[next++ % copies.size()], x, xq, num_rows, y);
-    }) / calls;
+    const double s = fastest_s(8, pool.num_threads() == 1,
+                               [&] {
+                                 for (int i = 0; i < calls; ++i)
+                                   run(kernels, pool, copies[next++ % copies.size()], x, xq, num_rows, y);
+                               }) /
+                     calls;
     const double ops = 2.0 * num_rows * rows * cols;
-    if (num_rows <= 2) std::printf("  M%d %5.1f GB/s %3.0f%%", num_rows, bytes / s / 1e9, 100 * bytes / s / peaks.read_bandwidth);
-    else std::printf("  M%d %4.0f %3.0f%%", num_rows, ops / s / 1e9, 100 * ops / s / peak);
+    if (num_rows <= 2)
+      std::printf("  M%d %5.1f GB/s %3.0f%%", num_rows, bytes / s / 1e9, 100 * bytes / s / peaks.read_bandwidth);
+    else
+      std::printf("  M%d %4.0f %3.0f%%", num_rows, ops / s / 1e9, 100 * ops / s / peak);
     std::fflush(stdout);
   }
   std::printf("\n");
@@ -107,13 +114,18 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string key = argv[i], value = argv[i + 1];
-    if (key == "--threads") options.num_threads = std::atoi(value.c_str());
-    else if (key == "--isa") options.isa = value;
-    else if (key == "--type") options.type = value;
-    else if (key == "--shape") options.shape = value;
+    if (key == "--threads")
+      options.num_threads = std::atoi(value.c_str());
+    else if (key == "--isa")
+      options.isa = value;
+    else if (key == "--type")
+      options.type = value;
+    else if (key == "--shape")
+      options.shape = value;
     else if (key == "--rows") {
       options.rows.clear();
-      for (size_t at = 0; at < value.size(); at = value.find(',', at) == std::string::npos ? value.size() : value.find(',', at) + 1)
+      for (size_t at = 0; at < value.size();
+           at = value.find(',', at) == std::string::npos ? value.size() : value.find(',', at) + 1)
         options.rows.push_back(std::atoi(value.c_str() + at));
     } else {
       std::fprintf(stderr, "unknown option %s\n", argv[i]);
@@ -134,8 +146,10 @@ int main(int argc, char** argv) {
   for (const LinearIsa& isa : linear_isas()) {
     const bool chosen = options.isa.empty() ? &isa.kernels[0] == linear_isas().back().kernels : options.isa == isa.name;
     if (!chosen) continue;
-    std::printf("kernels: %s; M = rows; columns: GB/s of weights and %% of read bandwidth, else GOP/s and %% of the multiply peak\n",
-                isa.name);
+    std::printf(
+        "kernels: %s; M = rows; columns: GB/s of weights and %% of read bandwidth, else GOP/s and %% of the multiply "
+        "peak\n",
+        isa.name);
     for (const auto& [rows, cols] : {std::pair{8960, 1536}, {896, 4864}, {1536, 576}})
       for (const NamedFormat& named : kFormats)
         if (std::string(named.name).find(options.type) != std::string::npos &&

@@ -80,14 +80,17 @@ inline Peaks measure_peaks(ThreadPool& pool) {
   const int parts = 16 * n;
   const double read_s = fastest_s(12, n == 1, [&] {
     pool.run(parts, [&](int part, int) {
-      sink = sum_words(reinterpret_cast<const uint64_t*>(memory.data() + bytes / parts / 64 * 64 * part), bytes / parts / 64 * 8);
+      sink = sum_words(reinterpret_cast<const uint64_t*>(memory.data() + bytes / parts / 64 * 64 * part),
+                       bytes / parts / 64 * 8);
     });
   });
   peaks.read_bandwidth = double(bytes) / read_s;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    peaks.int8_ops = n * kPeakRounds * 12.0 * 64 / fastest_s(6, n == 1, [&] { pool.run(n, [](int, int) { maddubs_rounds(); }); });
-    peaks.f32_flops = n * kPeakRounds * 12.0 * 16 / fastest_s(6, n == 1, [&] { pool.run(n, [](int, int) { fma_rounds(); }); });
+    peaks.int8_ops =
+        n * kPeakRounds * 12.0 * 64 / fastest_s(6, n == 1, [&] { pool.run(n, [](int, int) { maddubs_rounds(); }); });
+    peaks.f32_flops =
+        n * kPeakRounds * 12.0 * 16 / fastest_s(6, n == 1, [&] { pool.run(n, [](int, int) { fma_rounds(); }); });
   }
 #endif
   return peaks;

@@ -19,7 +19,9 @@ namespace gapless::bindings {
 
 namespace {
 
-Floats to_floats(const FloatArray& array) { return std::make_shared<const std::vector<float>>(to_vector<float>(array)); }
+Floats to_floats(const FloatArray& array) {
+  return std::make_shared<const std::vector<float>>(to_vector<float>(array));
+}
 
 Floats to_floats(const std::optional<FloatArray>& array) { return array ? to_floats(*array) : nullptr; }
 
@@ -178,12 +180,16 @@ nb::object to_python(const Event& event) {
     return nb::object(head + nb::make_tuple(logprob, rank, top));
   };
   switch (event.kind) {
-    case Event::Kind::token: return logprobs(nb::make_tuple("token", event.sequence_id, event.value));
-    case Event::Kind::prompt_logprobs: return logprobs(nb::make_tuple("prompt_logprobs", event.sequence_id, event.value));
+    case Event::Kind::token:
+      return logprobs(nb::make_tuple("token", event.sequence_id, event.value));
+    case Event::Kind::prompt_logprobs:
+      return logprobs(nb::make_tuple("prompt_logprobs", event.sequence_id, event.value));
     case Event::Kind::finished:
       return nb::make_tuple("finished", event.sequence_id, finish_reason_name(event.reason));
-    case Event::Kind::blocks_low: return nb::make_tuple("blocks_low", event.sequence_id, event.value);
-    case Event::Kind::failed: return nb::make_tuple("failed", event.message);
+    case Event::Kind::blocks_low:
+      return nb::make_tuple("blocks_low", event.sequence_id, event.value);
+    case Event::Kind::failed:
+      return nb::make_tuple("failed", event.message);
   }
   return nb::none();
 }
@@ -191,18 +197,18 @@ nb::object to_python(const Event& event) {
 void bind_executor(nb::module_& m) {
   nb::class_<SlotSampling>(m, "Sampling")
       .def("__init__", &init_sampling, nb::kw_only(), nb::arg("max_tokens"), nb::arg("temperature") = 1.0f,
-           nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
-           nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
-           nb::arg("frequency_penalty") = 0.0f, nb::arg("seed") = 0, nb::arg("stop_token_ids") = std::vector<int32_t>(),
-           nb::arg("min_tokens") = 0, nb::arg("num_logprobs") = -1, nb::arg("num_prompt_logprobs") = -1,
-           nb::arg("logit_bias") = nb::none());
+           nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f, nb::arg("repetition_penalty") = 1.0f,
+           nb::arg("presence_penalty") = 0.0f, nb::arg("frequency_penalty") = 0.0f, nb::arg("seed") = 0,
+           nb::arg("stop_token_ids") = std::vector<int32_t>(), nb::arg("min_tokens") = 0, nb::arg("num_logprobs") = -1,
+           nb::arg("num_prompt_logprobs") = -1, nb::arg("logit_bias") = nb::none());
 
   nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
           [](Executor* self, std::shared_ptr<Program> program, int num_blocks, int max_num_seqs, int max_seq_len,
              int max_step_tokens, int num_threads) {
-            new (self) Executor(std::move(program), {num_blocks, max_num_seqs, max_seq_len, max_step_tokens, num_threads});
+            new (self)
+                Executor(std::move(program), {num_blocks, max_num_seqs, max_seq_len, max_step_tokens, num_threads});
           },
           nb::arg("program"), nb::kw_only(), nb::arg("num_blocks"), nb::arg("max_num_seqs"), nb::arg("max_seq_len"),
           nb::arg("max_step_tokens"), nb::arg("num_threads"))

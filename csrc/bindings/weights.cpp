@@ -56,7 +56,8 @@ std::shared_ptr<PackedWeight> pack(ByteArray raw, uint32_t type_number, int rows
       const int first = begin + item * kTiles;
       pack_tiles(*weight, source, first, std::min(end, first + kTiles));
     });
-    if (release_source && !row_map) release_file_pages(source.data + tile_bytes * size_t(begin), tile_bytes * size_t(end - begin));
+    if (release_source && !row_map)
+      release_file_pages(source.data + tile_bytes * size_t(begin), tile_bytes * size_t(end - begin));
   }
   return weight;
 }

@@ -23,10 +23,14 @@ int num_blocks_for(int num_tokens) { return (num_tokens + kKvBlockTokens - 1) / 
 
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::abort: return "abort";
-    case FinishReason::error: return "error";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::abort:
+      return "abort";
+    case FinishReason::error:
+      return "error";
   }
   return "error";
 }
@@ -132,7 +136,8 @@ void Executor::loop() {
         stats_.num_rows += uint64_t(step_.num_rows());
         stats_.busy_s += std::chrono::duration<double>(end - start).count();
         if (working)
-          gaps_us_[num_gaps_++ % gaps_us_.size()] = std::chrono::duration<float, std::micro>(start - sampled_at).count();
+          gaps_us_[num_gaps_++ % gaps_us_.size()] =
+              std::chrono::duration<float, std::micro>(start - sampled_at).count();
       }
       sampled_at = end;
       working = true;

@@ -1,8 +1,8 @@
 // The loop that runs step after step on its own thread, without Python.
 //
-// Commands come in through a queue and are applied between steps; what happened goes out as events. The loop never waits
-// for either side while it has work: both queues are taken with try_lock, and what could not be handed over this time is
-// handed over after the next step. With nothing to do the thread sleeps.
+// Commands come in through a queue and are applied between steps; what happened goes out as events. The loop never
+// waits for either side while it has work: both queues are taken with try_lock, and what could not be handed over this
+// time is handed over after the next step. With nothing to do the thread sleeps.
 #pragma once
 
 #include <array>
@@ -74,7 +74,7 @@ struct Event {
   bool has_logprob = false;
   TokenLogprob logprob{};  // of the token (or of the prompt token at that position)
   std::vector<TokenLogprob> top;
-  std::string message;     // failed
+  std::string message;  // failed
 };
 
 struct ExecutorConfig {
@@ -125,11 +125,11 @@ class Executor {
   struct Slot {
     SlotState state = SlotState::free;
     uint64_t sequence_id = 0;
-    uint64_t admission = 0;        // ascending: the order in which slots are served
-    std::vector<int32_t> tokens;   // prompt and output
+    uint64_t admission = 0;       // ascending: the order in which slots are served
+    std::vector<int32_t> tokens;  // prompt and output
     int num_prompt = 0;
-    int num_computed = 0;          // tokens whose keys and values are in the cache
-    int num_blocks = 0;            // granted so far
+    int num_computed = 0;  // tokens whose keys and values are in the cache
+    int num_blocks = 0;    // granted so far
     bool asked_for_blocks = false;
     SlotSampling sampling;
     TokenCounts counts;
@@ -139,8 +139,8 @@ class Executor {
   // A row of logits and what is to be done with it.
   struct LogitTask {
     int slot;
-    int position;      // of the row's token
-    bool sample;       // else: log-probability of the prompt token at position + 1 only
+    int position;  // of the row's token
+    bool sample;   // else: log-probability of the prompt token at position + 1 only
     bool prompt_logprob;
   };
 

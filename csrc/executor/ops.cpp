@@ -15,9 +15,9 @@ void require(bool ok, const std::string& message) {
 int width_of(const Program& program, int buffer) { return int(program.buffer(buffer).row_bytes / 4); }
 
 void require_width(const Program& program, int buffer, int64_t width, const char* what) {
-  require(program.buffer(buffer).row_bytes == width * 4,
-          std::string(what) + " has rows of " + std::to_string(width_of(program, buffer)) + " floats; expected " +
-              std::to_string(width));
+  require(program.buffer(buffer).row_bytes == width * 4, std::string(what) + " has rows of " +
+                                                             std::to_string(width_of(program, buffer)) +
+                                                             " floats; expected " + std::to_string(width));
 }
 
 void require_quantized(const Program& program, int buffer, int width) {
@@ -107,7 +107,8 @@ struct Quantize final : Op {
   }
 };
 
-// Rows of a step go through a linear op in chunks whose activations stay in L2 while the tiles of an item pass over them.
+// Rows of a step go through a linear op in chunks whose activations stay in L2 while the tiles of an item pass over
+// them.
 constexpr int kRowChunk = 64;
 constexpr int64_t kItemWeightBytes = 128 * 1024;  // weights of an item stay in L2 while its row chunks share them
 
@@ -117,9 +118,11 @@ struct Split {
 
   Split(const PackedWeight& weight, int rows, int num_threads) {
     num_chunks = (rows + kRowChunk - 1) / kRowChunk;
-    const int64_t by_cache = std::max<int64_t>(1, kItemWeightBytes / int64_t(weight.num_bytes() / size_t(weight.num_tiles)));
-    // Few rows: about eight items a thread, so that a thread that lost its CPU for a moment holds up little.
-    const int64_t by_balance = std::max<int64_t>(1, weight.num_tiles / (int64_t(num_threads) * 8));
+    const int64_t by_cache =
+        std::max<int64_t>(1, kItemWeightBytes / int64_t(weight.num_bytes() / size_t(weight.num_tiles)));
+    // Few rows: two items a thread. One to eight made no difference that the noise lets one see; more than one, so that
+    // a thread that lost its CPU for a moment holds up the others less.
+    const int64_t by_balance = std::max<int64_t>(1, weight.num_tiles / (int64_t(num_threads) * 2));
     tiles_per_item = num_threads == 1 && num_chunks == 1 ? weight.num_tiles : int(std::min(by_cache, by_balance));
     num_ranges = (weight.num_tiles + tiles_per_item - 1) / tiles_per_item;
   }
@@ -258,9 +261,9 @@ struct Softcap final : Op {
 };
 
 void require_floats(const Floats& values, int width, const char* what) {
-  require(values && int(values->size()) == width,
-          std::string(what) + " has " + std::to_string(values ? values->size() : 0) + " values; expected " +
-              std::to_string(width));
+  require(values && int(values->size()) == width, std::string(what) + " has " +
+                                                      std::to_string(values ? values->size() : 0) +
+                                                      " values; expected " + std::to_string(width));
 }
 
 // Checks the inputs that a linear op over `weight` reads.
@@ -269,7 +272,8 @@ void require_linear_input(const Program& program, int x, int x_quantized, const 
   if (reads_quantized) {
     require_quantized(program, x_quantized, weight.cols);
   } else {
-    require(x != kNone, std::string("a ") + name_of(weight.format.type) + " weight without quantized input reads f32 rows");
+    require(x != kNone,
+            std::string("a ") + name_of(weight.format.type) + " weight without quantized input reads f32 rows");
     require_width(program, x, weight.cols, "the input of a linear op");
   }
 }
@@ -353,7 +357,8 @@ void add_linear(Program& program, int x, int x_quantized, std::vector<LinearSegm
     require_linear_input(program, x, x_quantized, *segment.weight);
     require(segment.out_column >= 0 && segment.out_column + segment.weight->rows <= width_of(program, segment.out),
             "a segment of a linear op ends past its output row");
-    require(program.buffer(segment.out).domain == domain, "the segments of a linear op must have the same kind of rows");
+    require(program.buffer(segment.out).domain == domain,
+            "the segments of a linear op must have the same kind of rows");
     if (segment.bias) require_floats(segment.bias, segment.weight->rows, "a bias");
     program.count_weight(*segment.weight);
   }
@@ -364,7 +369,8 @@ void add_linear(Program& program, int x, int x_quantized, std::vector<LinearSegm
   program.add_op(domain, std::move(op));
 }
 
-void add_gated_linear(Program& program, int x, int x_quantized, Weight gate, Weight up, Activation activation, int out) {
+void add_gated_linear(Program& program, int x, int x_quantized, Weight gate, Weight up, Activation activation,
+                      int out) {
   require(gate->rows == up->rows && gate->cols == up->cols, "gate and up must have the same shape");
   require_linear_input(program, x, x_quantized, *gate);
   require_linear_input(program, x, x_quantized, *up);

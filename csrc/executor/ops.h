@@ -1,5 +1,5 @@
-// The ops of a Program. Each `add_*` checks its arguments against the buffers (std::invalid_argument) and appends one op.
-// Buffers are indices from Program::add_buffer; kNone where an op can do without.
+// The ops of a Program. Each `add_*` checks its arguments against the buffers (std::invalid_argument) and appends one
+// op. Buffers are indices from Program::add_buffer; kNone where an op can do without.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace gapless {
 
 inline constexpr int kNone = -1;
 
-using Floats = std::shared_ptr<const std::vector<float>>;      // a norm weight or a bias
+using Floats = std::shared_ptr<const std::vector<float>>;  // a norm weight or a bias
 using Weight = std::shared_ptr<const PackedWeight>;
 
 // A part of a linear op: out[:, out_column...) (+)= x @ weight.T + bias.

@@ -8,11 +8,12 @@
 
 namespace gapless {
 
-// Rows of one step. Row r is token_ids[r] at position positions[r]; the rows of one sequence are adjacent and ascending.
+// Rows of one step. Row r is token_ids[r] at position positions[r]; the rows of one sequence are adjacent and
+// ascending.
 struct Step {
   std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;
-  std::vector<int32_t> blocks;    // per row: the cache block that takes this token
+  std::vector<int32_t> blocks;  // per row: the cache block that takes this token
   std::vector<AttentionSequence> sequences;
   std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
 

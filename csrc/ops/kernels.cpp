@@ -5,17 +5,18 @@
 
 namespace gapless {
 
-#define GAPLESS_DECLARE(isa)                    \
-  namespace isa {                               \
-  const LinearKernels& linear_kernels();        \
-  const AttentionKernels& attention_kernels();  \
+#define GAPLESS_DECLARE(isa)                       \
+  namespace isa {                                  \
+  const LinearKernels& linear_kernels();           \
+  const AttentionKernels& attention_kernels();     \
   const ElementwiseKernels& elementwise_kernels(); \
   }
 
-#define GAPLESS_KERNELS(isa)                                                                                           \
-  {                                                                                                                    \
-    static const Kernels kernels{Isa::isa, &isa::linear_kernels(), &isa::attention_kernels(), &isa::elementwise_kernels()}; \
-    return kernels;                                                                                                    \
+#define GAPLESS_KERNELS(isa)                                                                  \
+  {                                                                                           \
+    static const Kernels kernels{Isa::isa, &isa::linear_kernels(), &isa::attention_kernels(), \
+                                 &isa::elementwise_kernels()};                                \
+    return kernels;                                                                           \
   }
 
 GAPLESS_DECLARE(generic)
@@ -31,17 +32,22 @@ GAPLESS_DECLARE(neon)
 
 const Kernels& kernels_for(Isa isa) {
   switch (isa) {
-    case Isa::generic: GAPLESS_KERNELS(generic)
+    case Isa::generic:
+      GAPLESS_KERNELS(generic)
 #if defined(GAPLESS_HAS_AVX2)
-    case Isa::avx2: GAPLESS_KERNELS(avx2)
+    case Isa::avx2:
+      GAPLESS_KERNELS(avx2)
 #endif
 #if defined(GAPLESS_HAS_AVX512)
-    case Isa::avx512: GAPLESS_KERNELS(avx512)
+    case Isa::avx512:
+      GAPLESS_KERNELS(avx512)
 #endif
 #if defined(GAPLESS_HAS_NEON)
-    case Isa::neon: GAPLESS_KERNELS(neon)
+    case Isa::neon:
+      GAPLESS_KERNELS(neon)
 #endif
-    default: throw std::invalid_argument(std::string("this build has no kernels for ") + isa_name(isa));
+    default:
+      throw std::invalid_argument(std::string("this build has no kernels for ") + isa_name(isa));
   }
 }
 

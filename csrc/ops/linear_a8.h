@@ -36,17 +36,21 @@ struct PackedGroup {
   ScaleReader<has_min, bits == 6> scales;
 
   GAPLESS_INLINE PackedGroup(const PackedWeight& w, int tile, int group)
-      : quants(w.quants + tile * int64_t(w.tile_quant_bytes) + int64_t(group) * bits * kLineBytes), scales(w, tile, group) {}
+      : quants(w.quants + tile * int64_t(w.tile_quant_bytes) + int64_t(group) * bits * kLineBytes),
+        scales(w, tile, group) {}
   GAPLESS_INLINE const PackedGroup& operator*() const { return *this; }
   GAPLESS_INLINE PackedGroup& operator++() {
     quants += bits * kLineBytes;
-    unroll<bits>([&](auto line) GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
+    unroll<bits>([&](auto line)
+                     GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
     scales.advance();
     return *this;
   }
 
   template <int step>
-  GAPLESS_INLINE Operand<bits> operand() const { return make_operand<bits>(unpack_step<bits, step>(quants)); }
+  GAPLESS_INLINE Operand<bits> operand() const {
+    return make_operand<bits>(unpack_step<bits, step>(quants));
+  }
   GAPLESS_INLINE F32x16 scale() const { return scales.scale(); }
   GAPLESS_INLINE F32x16 min() const {
     if constexpr (has_min) return scales.min();
@@ -71,15 +75,19 @@ struct UnpackedGroup {
   }
 
   template <int step>
-  GAPLESS_INLINE Operand<bits> operand() const { return load_operand<bits>(steps[step]); }
+  GAPLESS_INLINE Operand<bits> operand() const {
+    return load_operand<bits>(steps[step]);
+  }
   GAPLESS_INLINE F32x16 scale() const { return load(group_scale); }
   GAPLESS_INLINE F32x16 min() const { return load(group_min); }
   GAPLESS_INLINE SubScales<bits> subs() const { return reload_sub_scales<bits>(group_subs); }
 };
 
-// Adds `num_groups` groups of one tile to the sums of `rows` rows. `cursor` is a pointer to unpacked groups or a PackedGroup.
+// Adds `num_groups` groups of one tile to the sums of `rows` rows. `cursor` is a pointer to unpacked groups or a
+// PackedGroup.
 template <int bits, int rows, typename Cursor>
-GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, int64_t x_stride, float (*sums)[kTileRows]) {
+GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, int64_t x_stride,
+                               float (*sums)[kTileRows]) {
   F32x16 totals[rows];
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
   for (int g = 0; g < num_groups; ++g, ++cursor, ++x) {
@@ -108,12 +116,11 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
 
 // The largest powers of two first, so that few sizes of the kernel are needed.
 template <int bits, int rows, typename Cursor>
-GAPLESS_INLINE void add_groups_to_rows(const Cursor& cursor, int num_groups, const InputRows& input, int first_group, int row,
-                                       TileSums& sums) {
+GAPLESS_INLINE void add_groups_to_rows(const Cursor& cursor, int num_groups, const InputRows& input, int first_group,
+                                       int row, TileSums& sums) {
   for (; row + rows <= input.num_rows; row += rows)
     add_groups<bits, rows>(cursor, num_groups, input.groups(row) + first_group, input.xq_stride, sums + row);
-  if constexpr (rows > 1)
-    add_groups_to_rows<bits, rows / 2>(cursor, num_groups, input, first_group, row, sums);
+  if constexpr (rows > 1) add_groups_to_rows<bits, rows / 2>(cursor, num_groups, input, first_group, row, sums);
 }
 
 template <int bits, bool has_min>
@@ -135,10 +142,14 @@ void a8_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums& 
 
 inline TileFunction a8_tile_function(const PackedFormat& format) {
   switch (format.type) {
-    case PackedType::int4: return format.has_min ? a8_tile<4, true> : a8_tile<4, false>;
-    case PackedType::int5: return format.has_min ? a8_tile<5, true> : a8_tile<5, false>;
-    case PackedType::int6: return a8_tile<6, false>;
-    default: return a8_tile<8, false>;
+    case PackedType::int4:
+      return format.has_min ? a8_tile<4, true> : a8_tile<4, false>;
+    case PackedType::int5:
+      return format.has_min ? a8_tile<5, true> : a8_tile<5, false>;
+    case PackedType::int6:
+      return a8_tile<6, false>;
+    default:
+      return a8_tile<8, false>;
   }
 }
 

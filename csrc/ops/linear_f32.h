@@ -21,7 +21,8 @@ constexpr int kBlockCols = 128;  // 8 KB of dequantized weights
 template <PackedType type>
 GAPLESS_INLINE F32x16 load_column(const std::byte* tile, int k) {
   if constexpr (type == PackedType::f32) return load(reinterpret_cast<const float*>(tile) + int64_t(k) * kTileRows);
-  if constexpr (type == PackedType::f16) return load_f16(reinterpret_cast<const uint16_t*>(tile) + int64_t(k) * kTileRows);
+  if constexpr (type == PackedType::f16)
+    return load_f16(reinterpret_cast<const uint16_t*>(tile) + int64_t(k) * kTileRows);
   const Line pairs = load_line(tile + int64_t(k / 2) * kLineBytes);
   return k % 2 ? odd_bf16(pairs) : even_bf16(pairs);
 }
@@ -33,7 +34,8 @@ GAPLESS_INLINE void add_column(F32x16 w, const float* x, int64_t x_stride, F32x1
 
 // `streamed`: the weights come from memory, each once.
 template <PackedType type, bool streamed, int rows>
-GAPLESS_INLINE void add_columns(const std::byte* tile, int num_cols, const float* x, int64_t x_stride, float (*sums)[kTileRows]) {
+GAPLESS_INLINE void add_columns(const std::byte* tile, int num_cols, const float* x, int64_t x_stride,
+                                float (*sums)[kTileRows]) {
   F32x16 totals[rows];
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
   int k = 0;
@@ -52,8 +54,8 @@ GAPLESS_INLINE void add_columns(const std::byte* tile, int num_cols, const float
 }
 
 template <PackedType type, bool streamed, int rows = kF32Rows>
-GAPLESS_INLINE void add_columns_to_rows(const std::byte* tile, int first_col, int num_cols, const InputRows& input, int row,
-                                        TileSums& sums) {
+GAPLESS_INLINE void add_columns_to_rows(const std::byte* tile, int first_col, int num_cols, const InputRows& input,
+                                        int row, TileSums& sums) {
   for (; row + rows <= input.num_rows; row += rows)
     add_columns<type, streamed, rows>(tile, num_cols, input.floats(row) + first_col, input.x_stride, sums + row);
   if constexpr (rows > 1) add_columns_to_rows<type, streamed, rows / 2>(tile, first_col, num_cols, input, row, sums);
@@ -117,13 +119,20 @@ void a16_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums&
 
 inline TileFunction f32_tile_function(const PackedFormat& format) {
   switch (format.type) {
-    case PackedType::f32: return plain_tile<PackedType::f32>;
-    case PackedType::f16: return plain_tile<PackedType::f16>;
-    case PackedType::bf16: return plain_tile<PackedType::bf16>;
-    case PackedType::int4: return format.has_min ? a16_tile<4, true> : a16_tile<4, false>;
-    case PackedType::int5: return format.has_min ? a16_tile<5, true> : a16_tile<5, false>;
-    case PackedType::int6: return a16_tile<6, false>;
-    case PackedType::int8: return a16_tile<8, false>;
+    case PackedType::f32:
+      return plain_tile<PackedType::f32>;
+    case PackedType::f16:
+      return plain_tile<PackedType::f16>;
+    case PackedType::bf16:
+      return plain_tile<PackedType::bf16>;
+    case PackedType::int4:
+      return format.has_min ? a16_tile<4, true> : a16_tile<4, false>;
+    case PackedType::int5:
+      return format.has_min ? a16_tile<5, true> : a16_tile<5, false>;
+    case PackedType::int6:
+      return a16_tile<6, false>;
+    case PackedType::int8:
+      return a16_tile<8, false>;
   }
   return nullptr;
 }

@@ -9,8 +9,8 @@ namespace gapless::GAPLESS_ISA {
 // Rows that are computed together: their sums for one tile are 4 KB and stay in L1.
 constexpr int kMaxRows = 64;
 
-// Weights are asked for this far ahead. Reading them from memory that way is 10% (int4) to 50% (int6, int5) faster than to
-// leave it to the hardware (Zen 3, one row); 1, 2 and 4 KB differ little.
+// Weights are asked for this far ahead. Reading them from memory that way is 10% (int4) to 50% (int6, int5) faster than
+// to leave it to the hardware (Zen 3, one row); 1, 2 and 4 KB differ little.
 constexpr int kPrefetchBytes = 2048;
 
 struct InputRows {
@@ -21,9 +21,7 @@ struct InputRows {
   int num_rows;  // <= kMaxRows
 
   GAPLESS_INLINE const float* floats(int row) const { return x + row * x_stride; }
-  GAPLESS_INLINE const A8Group* groups(int row) const {
-    return reinterpret_cast<const A8Group*>(xq + row * xq_stride);
-  }
+  GAPLESS_INLINE const A8Group* groups(int row) const { return reinterpret_cast<const A8Group*>(xq + row * xq_stride); }
 };
 
 // sums[row][output] of one tile.

@@ -22,8 +22,8 @@ GAPLESS_INLINE Rounded rounded(F32x16 low, F32x16 high, float inverse) {
 // x[32] as int8 with one scale.
 //
 // For given integers q the scale that leaves the smallest squared error is <x, q> / <q, q>, and what it leaves is
-// <x, x> - <x, q>^2 / <q, q>. So of a few roundings the one with the largest <x, q>^2 / <q, q> is taken. Multiplications and
-// additions are not fused: every ISA must choose alike.
+// <x, x> - <x, q>^2 / <q, q>. So of a few roundings the one with the largest <x, q>^2 / <q, q> is taken.
+// Multiplications and additions are not fused: every ISA must choose alike.
 GAPLESS_INLINE void quantize_group(F32x16 low, F32x16 high, A8Group* out) {
   const float top = reduce_max(max(low, high)), bottom = -reduce_max(max(sub(zero(), low), sub(zero(), high)));
   const float extreme = top > -bottom ? top : bottom;
@@ -70,10 +70,14 @@ void quantize_row(const float* x, int k, std::byte* out) {
 
 F32x16 activate(F32x16 x, Activation act) {
   switch (act) {
-    case Activation::silu: return silu(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu: return gelu(x);
-    case Activation::relu: return relu(x);
+    case Activation::silu:
+      return silu(x);
+    case Activation::gelu_tanh:
+      return gelu_tanh(x);
+    case Activation::gelu:
+      return gelu(x);
+    case Activation::relu:
+      return relu(x);
   }
   return x;
 }
@@ -106,8 +110,8 @@ void linear(const LinearArgs& args) {
   alignas(64) TileSums sums, up_sums;
   for (int first = 0; first < args.num_rows; first += kMaxRows) {
     const int num_rows = args.num_rows - first < kMaxRows ? args.num_rows - first : kMaxRows;
-    const InputRows input = {args.x + first * args.x_stride, args.x_stride, args.xq + first * args.xq_stride, args.xq_stride,
-                             num_rows};
+    const InputRows input = {args.x + first * args.x_stride, args.x_stride, args.xq + first * args.xq_stride,
+                             args.xq_stride, num_rows};
     for (int tile = args.tile_begin; tile < args.tile_end; ++tile) {
       const int column = tile * kTileRows;
       const int n = w.rows - column < kTileRows ? w.rows - column : kTileRows;

@@ -18,21 +18,35 @@ struct BlockSize {
 
 BlockSize block_size(GgmlType type) {
   switch (type) {
-    case GgmlType::f32: return {1, 4};
+    case GgmlType::f32:
+      return {1, 4};
     case GgmlType::f16:
-    case GgmlType::bf16: return {1, 2};
-    case GgmlType::q4_0: return {32, 18};
-    case GgmlType::q4_1: return {32, 20};
-    case GgmlType::q5_0: return {32, 22};
-    case GgmlType::q5_1: return {32, 24};
-    case GgmlType::q8_0: return {32, 34};
-    case GgmlType::q2_k: return {256, 84};
-    case GgmlType::q3_k: return {256, 110};
-    case GgmlType::q4_k: return {256, 144};
-    case GgmlType::q5_k: return {256, 176};
-    case GgmlType::q6_k: return {256, 210};
-    case GgmlType::iq4_nl: return {32, 18};
-    case GgmlType::iq4_xs: return {256, 136};
+    case GgmlType::bf16:
+      return {1, 2};
+    case GgmlType::q4_0:
+      return {32, 18};
+    case GgmlType::q4_1:
+      return {32, 20};
+    case GgmlType::q5_0:
+      return {32, 22};
+    case GgmlType::q5_1:
+      return {32, 24};
+    case GgmlType::q8_0:
+      return {32, 34};
+    case GgmlType::q2_k:
+      return {256, 84};
+    case GgmlType::q3_k:
+      return {256, 110};
+    case GgmlType::q4_k:
+      return {256, 144};
+    case GgmlType::q5_k:
+      return {256, 176};
+    case GgmlType::q6_k:
+      return {256, 210};
+    case GgmlType::iq4_nl:
+      return {32, 18};
+    case GgmlType::iq4_xs:
+      return {256, 136};
   }
   throw std::invalid_argument("GGUF tensor type " + std::to_string(uint32_t(type)) + " cannot be packed");
 }
@@ -114,8 +128,8 @@ void pack_plain_tile(PackedWeight& w, const PackSource& source, int tile) {
 
 // Buffers for one tile, reused by all tiles of a call.
 struct TileStaging {
-  std::vector<uint8_t> q;      // [16][num_groups * 32]
-  std::vector<float> values;   // [num_groups * 32], for InstantQuant
+  std::vector<uint8_t> q;     // [16][num_groups * 32]
+  std::vector<float> values;  // [num_groups * 32], for InstantQuant
 };
 
 void pack_integer_tile(PackedWeight& w, const PackSource& source, int tile, TileStaging& staging) {
@@ -131,7 +145,8 @@ void pack_integer_tile(PackedWeight& w, const PackSource& source, int tile, Tile
     }
     std::memset(q + w.cols, format.zero_point(), padded_cols - w.cols);
     const RowSink sink = {q, w.scales + size_t(tile) * w.num_scales * entry * kTileRows + lane,
-                          w.subs ? w.subs + size_t(tile) * w.num_groups * num_subs * kTileRows + lane : nullptr, entry, num_subs};
+                          w.subs ? w.subs + size_t(tile) * w.num_groups * num_subs * kTileRows + lane : nullptr, entry,
+                          num_subs};
     const std::byte* data = source_row(source, row_bytes, row);
     if (!is_plain(source.type)) {
       split_ggml_row(source.type, data, w.cols, sink);
@@ -175,21 +190,33 @@ PackedFormat packed_format(GgmlType type, int cols, InstantQuant quant, int grou
     return {PackedType::int4, true, false, groups_per_scale};
   }
   switch (type) {
-    case GgmlType::f32: return {PackedType::f32};
-    case GgmlType::f16: return {PackedType::f16};
-    case GgmlType::bf16: return {PackedType::bf16};
-    case GgmlType::q4_0: return {PackedType::int4};
-    case GgmlType::q4_1: return {PackedType::int4, true};
-    case GgmlType::q4_k: return {PackedType::int4, true, true, 8};
-    case GgmlType::q5_0: return {PackedType::int5};
-    case GgmlType::q5_1: return {PackedType::int5, true};
-    case GgmlType::q5_k: return {PackedType::int5, true, true, 8};
+    case GgmlType::f32:
+      return {PackedType::f32};
+    case GgmlType::f16:
+      return {PackedType::f16};
+    case GgmlType::bf16:
+      return {PackedType::bf16};
+    case GgmlType::q4_0:
+      return {PackedType::int4};
+    case GgmlType::q4_1:
+      return {PackedType::int4, true};
+    case GgmlType::q4_k:
+      return {PackedType::int4, true, true, 8};
+    case GgmlType::q5_0:
+      return {PackedType::int5};
+    case GgmlType::q5_1:
+      return {PackedType::int5, true};
+    case GgmlType::q5_k:
+      return {PackedType::int5, true, true, 8};
     case GgmlType::q3_k:
-    case GgmlType::q6_k: return {PackedType::int6, false, true, 8};
+    case GgmlType::q6_k:
+      return {PackedType::int6, false, true, 8};
     case GgmlType::q2_k:
     case GgmlType::q8_0:
-    case GgmlType::iq4_nl: return {PackedType::int8};
-    case GgmlType::iq4_xs: return {PackedType::int8, false, true, 8};
+    case GgmlType::iq4_nl:
+      return {PackedType::int8};
+    case GgmlType::iq4_xs:
+      return {PackedType::int8, false, true, 8};
   }
   throw std::invalid_argument("GGUF tensor type " + std::to_string(uint32_t(type)) + " cannot be packed");
 }

@@ -212,21 +212,34 @@ void split_ggml_row(GgmlType type, const std::byte* row, int cols, RowSink sink)
   const Bytes bytes = reinterpret_cast<Bytes>(row);
   const int num_groups = cols / kGroupCols;
   switch (type) {
-    case GgmlType::q4_0: return split_q4_0(bytes, num_groups, sink);
-    case GgmlType::q4_1: return split_q4_1(bytes, num_groups, sink);
-    case GgmlType::q5_0: return split_q5_0(bytes, num_groups, sink);
-    case GgmlType::q5_1: return split_q5_1(bytes, num_groups, sink);
-    case GgmlType::q8_0: return split_q8_0(bytes, num_groups, sink);
-    case GgmlType::q2_k: return split_q2_k(bytes, num_groups, sink);
-    case GgmlType::q3_k: return split_q3_k(bytes, num_groups, sink);
-    case GgmlType::q4_k: return split_q4_k(bytes, num_groups, sink);
-    case GgmlType::q5_k: return split_q5_k(bytes, num_groups, sink);
-    case GgmlType::q6_k: return split_q6_k(bytes, num_groups, sink);
-    case GgmlType::iq4_nl: return split_iq4_nl(bytes, num_groups, sink);
-    case GgmlType::iq4_xs: return split_iq4_xs(bytes, num_groups, sink);
+    case GgmlType::q4_0:
+      return split_q4_0(bytes, num_groups, sink);
+    case GgmlType::q4_1:
+      return split_q4_1(bytes, num_groups, sink);
+    case GgmlType::q5_0:
+      return split_q5_0(bytes, num_groups, sink);
+    case GgmlType::q5_1:
+      return split_q5_1(bytes, num_groups, sink);
+    case GgmlType::q8_0:
+      return split_q8_0(bytes, num_groups, sink);
+    case GgmlType::q2_k:
+      return split_q2_k(bytes, num_groups, sink);
+    case GgmlType::q3_k:
+      return split_q3_k(bytes, num_groups, sink);
+    case GgmlType::q4_k:
+      return split_q4_k(bytes, num_groups, sink);
+    case GgmlType::q5_k:
+      return split_q5_k(bytes, num_groups, sink);
+    case GgmlType::q6_k:
+      return split_q6_k(bytes, num_groups, sink);
+    case GgmlType::iq4_nl:
+      return split_iq4_nl(bytes, num_groups, sink);
+    case GgmlType::iq4_xs:
+      return split_iq4_xs(bytes, num_groups, sink);
     case GgmlType::f32:
     case GgmlType::f16:
-    case GgmlType::bf16: return;  // plain types have no numbers to split
+    case GgmlType::bf16:
+      return;  // plain types have no numbers to split
   }
 }
 

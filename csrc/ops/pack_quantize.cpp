@@ -1,7 +1,7 @@
 // InstantQuant: floats to int8 or int4 groups without calibration.
 //
-// Written with the compiler's own four-lane vectors: packing is not compiled once per ISA, and four lanes are what every
-// machine has.
+// Written with the compiler's own four-lane vectors: packing is not compiled once per ISA, and four lanes are what
+// every machine has.
 #include <algorithm>
 #include <cstring>
 

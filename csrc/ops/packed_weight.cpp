@@ -42,13 +42,20 @@ void unpack_group(const std::byte* group, int bits, int lane, uint8_t* q) {
 
 const char* name_of(PackedType type) {
   switch (type) {
-    case PackedType::f32: return "f32";
-    case PackedType::bf16: return "bf16";
-    case PackedType::f16: return "f16";
-    case PackedType::int4: return "int4";
-    case PackedType::int5: return "int5";
-    case PackedType::int6: return "int6";
-    case PackedType::int8: return "int8";
+    case PackedType::f32:
+      return "f32";
+    case PackedType::bf16:
+      return "bf16";
+    case PackedType::f16:
+      return "f16";
+    case PackedType::int4:
+      return "int4";
+    case PackedType::int5:
+      return "int5";
+    case PackedType::int6:
+      return "int6";
+    case PackedType::int8:
+      return "int8";
   }
   return "unknown";
 }
@@ -57,10 +64,14 @@ bool PackedFormat::is_integer() const { return type >= PackedType::int4; }
 
 int PackedFormat::bits() const {
   switch (type) {
-    case PackedType::int4: return 4;
-    case PackedType::int5: return 5;
-    case PackedType::int6: return 6;
-    default: return 8;
+    case PackedType::int4:
+      return 4;
+    case PackedType::int5:
+      return 5;
+    case PackedType::int6:
+      return 6;
+    default:
+      return 8;
   }
 }
 
@@ -78,7 +89,8 @@ PackedWeight PackedWeight::allocate(int rows, int cols, const PackedFormat& form
   if (rows < 1 || cols < 1 || rows > kMaxDimension || cols > kMaxDimension)
     throw std::invalid_argument("weight of " + std::to_string(rows) + " x " + std::to_string(cols) +
                                 ": both sizes must be between 1 and " + std::to_string(kMaxDimension));
-  if (format.is_integer() && format.groups_per_scale < 1) throw std::invalid_argument("groups_per_scale must be positive");
+  if (format.is_integer() && format.groups_per_scale < 1)
+    throw std::invalid_argument("groups_per_scale must be positive");
   PackedWeight w;
   w.format = format;
   w.rows = rows;

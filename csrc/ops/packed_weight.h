@@ -1,7 +1,7 @@
 // A matrix of weights in the order in which the linear kernels read it.
 //
-// A weight has `rows` output features and `cols` input features. Sixteen outputs form a tile (the last one is padded with
-// zero weights), so one vector of a kernel holds sixteen outputs and needs no reduction across lanes.
+// A weight has `rows` output features and `cols` input features. Sixteen outputs form a tile (the last one is padded
+// with zero weights), so one vector of a kernel holds sixteen outputs and needs no reduction across lanes.
 //
 // Plain types
 //   f32, f16   quants = [tile][k][16]
@@ -16,8 +16,8 @@
 //   int5       the int4 lines, then 1 line whose bit s is the fifth bit of step s
 //   int6       the int4 lines, then 2 lines: bits 2(s % 4) and 2(s % 4) + 1 of line s / 4 are the upper bits of step s
 //   int8       8 lines, one per step
-// The scales are f16, shared by `groups_per_scale` groups of one output: scales = [tile][scale][1 or 2][16], the scale and
-// then, if there is one, the minimum. With `has_sub` each group multiplies them by integers of its own, as the
+// The scales are f16, shared by `groups_per_scale` groups of one output: scales = [tile][scale][1 or 2][16], the scale
+// and then, if there is one, the minimum. With `has_sub` each group multiplies them by integers of its own, as the
 // K-quants of GGUF do: subs = [tile][group][1 or 2][16], for the scale and then the minimum. int6 always has two
 // integers per group: one for its first and one for its last 16 inputs.
 #pragma once
@@ -45,9 +45,9 @@ struct PackedFormat {
   int groups_per_scale = 1;
 
   bool is_integer() const;
-  int bits() const;           // of one q; integer types only
-  int zero_point() const;     // integer types only
-  int group_bytes() const;    // of quants; integer types only
+  int bits() const;              // of one q; integer types only
+  int zero_point() const;        // integer types only
+  int group_bytes() const;       // of quants; integer types only
   int scales_per_entry() const;  // f16 rows of 16 per scale: 1, or 2 with a minimum
   int subs_per_group() const;    // int8 rows of 16 per group: 0, 1 or 2
 };

@@ -57,7 +57,8 @@ std::string read_line(const std::string& path) {
   return line;
 }
 
-// CPUs that a pair of numbers in microseconds allows; infinity unless both are there and positive ("max", "-1", no file).
+// CPUs that a pair of numbers in microseconds allows; infinity unless both are there and positive ("max", "-1", no
+// file).
 double quota_of(const std::string& quota_and_period) {
   std::istringstream in(quota_and_period);
   double quota = 0, period = 0;
@@ -85,10 +86,14 @@ double smallest_up_to_root(const std::string& mount, std::string path, Quota quo
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::generic: return "generic";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
-    case Isa::neon: return "neon";
+    case Isa::generic:
+      return "generic";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::neon:
+      return "neon";
   }
   return "unknown";
 }

@@ -23,8 +23,8 @@ class MappedMemory {
   size_t size_ = 0;
 };
 
-// Gives back the whole pages within [data, data + bytes) of a read-only file mapping: they are read again if touched again.
-// Never for other memory, which would turn into zeros.
+// Gives back the whole pages within [data, data + bytes) of a read-only file mapping: they are read again if touched
+// again. Never for other memory, which would turn into zeros.
 void release_file_pages(const std::byte* data, size_t bytes);
 
 }  // namespace gapless

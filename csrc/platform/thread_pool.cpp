@@ -18,9 +18,9 @@ void relax() {
 #endif
 }
 
-// About 100 us of pauses: longer than any serial op between two parallel ones in a decode step, short enough that an idle
-// engine costs nothing. A pool larger than the CPUs it may use must not spin: the spinner would hold the CPU that the
-// thread it waits for needs.
+// About 100 us of pauses: longer than any serial op between two parallel ones in a decode step, short enough that an
+// idle engine costs nothing. A pool larger than the CPUs it may use must not spin: the spinner would hold the CPU that
+// the thread it waits for needs.
 int bounded_spins(int num_threads) {
   const double cpus = std::min<double>(double(affinity_cpus().size()), cgroup_cpu_quota());
   return num_threads <= cpus ? 4000 : 0;
@@ -48,10 +48,12 @@ void ThreadPool::dispatch(Job job) {
   next_item_.store(0, std::memory_order_relaxed);
   num_done_.store(0, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
-  // A worker announces its sleep before it looks at the epoch a last time (see worker_loop), so either it sees this epoch
-  // or we see it asleep.
+  // A worker announces its sleep before it looks at the epoch a last time (see worker_loop), so either it sees this
+  // epoch or we see it asleep.
   if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
-    { std::lock_guard lock(mutex_); }
+    {
+      std::lock_guard lock(mutex_);
+    }
     wake_.notify_all();
   }
   claim_items(job, 0);

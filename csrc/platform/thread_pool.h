@@ -21,8 +21,8 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // Calls fn(item, worker) once for every item in [0, num_items) and returns when all are done. Items are claimed from a
-  // counter in ascending order. Only one thread may call run at a time; fn must not throw.
+  // Calls fn(item, worker) once for every item in [0, num_items) and returns when all are done. Items are claimed from
+  // a counter in ascending order. Only one thread may call run at a time; fn must not throw.
   template <typename Fn>
   void run(int num_items, Fn&& fn) {
     if (num_items <= 0) return;

@@ -2,7 +2,8 @@
 //
 // A logical width of 16 on every ISA (1 zmm, 2 ymm, 4 NEON q registers, or a plain array) keeps kernels, memory layouts
 // and the order of every reduction the same everywhere. The ISA is chosen by the macros that the build sets for each
-// translation unit; everything lives in a namespace of that ISA so that the linker never mixes two builds of one function.
+// translation unit; everything lives in a namespace of that ISA so that the linker never mixes two builds of one
+// function.
 #pragma once
 
 #include <cmath>
@@ -191,7 +192,9 @@ GAPLESS_INLINE F32x16 set1(float x) {
   const float32x4_t v = vdupq_n_f32(x);
   return {v, v, v, v};
 }
-GAPLESS_INLINE F32x16 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+GAPLESS_INLINE F32x16 load(const float* p) {
+  return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+}
 GAPLESS_INLINE void store(float* p, F32x16 x) {
   vst1q_f32(p, x.a);
   vst1q_f32(p + 4, x.b);
@@ -209,18 +212,32 @@ GAPLESS_INLINE void store_f16(uint16_t* p, F32x16 x) {
   vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c)));
   vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
 }
-GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b), vaddq_f32(x.c, y.c), vaddq_f32(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 sub(F32x16 x, F32x16 y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b), vsubq_f32(x.c, y.c), vsubq_f32(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 mul(F32x16 x, F32x16 y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 div(F32x16 x, F32x16 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)}; }
+GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y) {
+  return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b), vaddq_f32(x.c, y.c), vaddq_f32(x.d, y.d)};
+}
+GAPLESS_INLINE F32x16 sub(F32x16 x, F32x16 y) {
+  return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b), vsubq_f32(x.c, y.c), vsubq_f32(x.d, y.d)};
+}
+GAPLESS_INLINE F32x16 mul(F32x16 x, F32x16 y) {
+  return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)};
+}
+GAPLESS_INLINE F32x16 div(F32x16 x, F32x16 y) {
+  return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)};
+}
 GAPLESS_INLINE float32x4_t max4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
 GAPLESS_INLINE float32x4_t min4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
-GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) { return {max4(x.a, y.a), max4(x.b, y.b), max4(x.c, y.c), max4(x.d, y.d)}; }
-GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) { return {min4(x.a, y.a), min4(x.b, y.b), min4(x.c, y.c), min4(x.d, y.d)}; }
+GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) {
+  return {max4(x.a, y.a), max4(x.b, y.b), max4(x.c, y.c), max4(x.d, y.d)};
+}
+GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) {
+  return {min4(x.a, y.a), min4(x.b, y.b), min4(x.c, y.c), min4(x.d, y.d)};
+}
 GAPLESS_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
   return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
 }
-GAPLESS_INLINE F32x16 round_even(F32x16 x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b), vrndnq_f32(x.c), vrndnq_f32(x.d)}; }
+GAPLESS_INLINE F32x16 round_even(F32x16 x) {
+  return {vrndnq_f32(x.a), vrndnq_f32(x.b), vrndnq_f32(x.c), vrndnq_f32(x.d)};
+}
 GAPLESS_INLINE F32x16 abs(F32x16 x) { return {vabsq_f32(x.a), vabsq_f32(x.b), vabsq_f32(x.c), vabsq_f32(x.d)}; }
 GAPLESS_INLINE float32x4_t exp2_int4(float32x4_t n) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
@@ -230,29 +247,31 @@ GAPLESS_INLINE void to_array(float* out, F32x16 x) { store(out, x); }
 
 #else
 
-#define GAPLESS_EACH(expression) \
-  F32x16 r;                      \
+#define GAPLESS_EACH(expression)                      \
+  F32x16 r;                                           \
   for (int i = 0; i < 16; ++i) r.v[i] = (expression); \
   return r;
-GAPLESS_INLINE F32x16 set1(float x) { GAPLESS_EACH(x) }
-GAPLESS_INLINE F32x16 load(const float* p) { GAPLESS_EACH(p[i]) }
-GAPLESS_INLINE void store(float* p, F32x16 x) { std::memcpy(p, x.v, 64); }
-GAPLESS_INLINE F32x16 load_f16(const uint16_t* p) { GAPLESS_EACH(f16_to_f32(p[i])) }
-GAPLESS_INLINE void store_f16(uint16_t* p, F32x16 x) {
+GAPLESS_INLINE F32x16 set1(float x){GAPLESS_EACH(x)} GAPLESS_INLINE F32x16
+    load(const float* p){GAPLESS_EACH(p[i])} GAPLESS_INLINE void store(float* p, F32x16 x) {
+  std::memcpy(p, x.v, 64);
+}
+GAPLESS_INLINE F32x16 load_f16(const uint16_t* p){GAPLESS_EACH(f16_to_f32(p[i]))} GAPLESS_INLINE
+    void store_f16(uint16_t* p, F32x16 x) {
   for (int i = 0; i < 16; ++i) p[i] = f32_to_f16(x.v[i]);
 }
-GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] + y.v[i]) }
-GAPLESS_INLINE F32x16 sub(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] - y.v[i]) }
-GAPLESS_INLINE F32x16 mul(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] * y.v[i]) }
-GAPLESS_INLINE F32x16 div(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] / y.v[i]) }
-GAPLESS_INLINE F32x16 max(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] > y.v[i] ? x.v[i] : y.v[i]) }
-GAPLESS_INLINE F32x16 min(F32x16 x, F32x16 y) { GAPLESS_EACH(x.v[i] < y.v[i] ? x.v[i] : y.v[i]) }
+GAPLESS_INLINE F32x16 add(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] + y.v[i])} GAPLESS_INLINE F32x16
+    sub(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] - y.v[i])} GAPLESS_INLINE F32x16
+    mul(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] * y.v[i])} GAPLESS_INLINE F32x16
+    div(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] / y.v[i])} GAPLESS_INLINE F32x16
+    max(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] > y.v[i] ? x.v[i] : y.v[i])} GAPLESS_INLINE F32x16
+    min(F32x16 x, F32x16 y){GAPLESS_EACH(x.v[i] < y.v[i] ? x.v[i] : y.v[i])}
 // Two roundings: a library call per lane for a fused one would make the generic build far slower, not better.
-GAPLESS_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z) { GAPLESS_EACH(x.v[i] * y.v[i] + z.v[i]) }
-GAPLESS_INLINE F32x16 round_even(F32x16 x) { GAPLESS_EACH(std::nearbyint(x.v[i])) }
-GAPLESS_INLINE F32x16 abs(F32x16 x) { GAPLESS_EACH(std::fabs(x.v[i])) }
-GAPLESS_INLINE F32x16 exp2_int(F32x16 n) { GAPLESS_EACH(std::ldexp(1.0f, int(n.v[i]))) }
-GAPLESS_INLINE void to_array(float* out, F32x16 x) { std::memcpy(out, x.v, 64); }
+GAPLESS_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z){GAPLESS_EACH(x.v[i] * y.v[i] + z.v[i])} GAPLESS_INLINE F32x16
+    round_even(F32x16 x){GAPLESS_EACH(std::nearbyint(x.v[i]))} GAPLESS_INLINE F32x16
+    abs(F32x16 x){GAPLESS_EACH(std::fabs(x.v[i]))} GAPLESS_INLINE F32x16
+    exp2_int(F32x16 n){GAPLESS_EACH(std::ldexp(1.0f, int(n.v[i])))} GAPLESS_INLINE void to_array(float* out, F32x16 x) {
+  std::memcpy(out, x.v, 64);
+}
 
 #endif
 

@@ -1,9 +1,9 @@
 // Dot products of unsigned weights with int8 activations, sixteen outputs at a time.
 //
-// A line is 64 bytes: sixteen outputs x four inputs. `Dot<bits>` sums the eight lines of a group times the activations' 8 x
-// 4 values; all arithmetic is in exact integers, so that every ISA and every way to block the loops gives the same number.
-// How a line is multiplied is the ISA's business: vpdpbusd, sdot, or vpmaddubsw with 16-bit partial sums that are
-// widened before they can overflow.
+// A line is 64 bytes: sixteen outputs x four inputs. `Dot<bits>` sums the eight lines of a group times the activations'
+// 8 x 4 values; all arithmetic is in exact integers, so that every ISA and every way to block the loops gives the same
+// number. How a line is multiplied is the ISA's business: vpdpbusd, sdot, or vpmaddubsw with 16-bit partial sums that
+// are widened before they can overflow.
 //
 // The sum is that of the unsigned numbers as they are stored; their zero point is left to the caller, except for int6,
 // whose two halves have factors of their own, and where eight-bit weights have to be signed (kSignedWeights).
@@ -63,8 +63,8 @@ GAPLESS_INLINE Pairs multiply(Line w, const int8_t* x) {
   const __m256i v = _mm256_set1_epi32(load_i32(x));
   return {_mm256_maddubs_epi16(w.lo, v), _mm256_maddubs_epi16(w.hi, v)};
 }
-// The empty asm hides the sum from the compiler, which would otherwise turn a chain of sums into a tree, keep all products
-// alive for that, and spend a third of the time on spilling them.
+// The empty asm hides the sum from the compiler, which would otherwise turn a chain of sums into a tree, keep all
+// products alive for that, and spend a third of the time on spilling them.
 GAPLESS_INLINE Pairs operator+(Pairs x, Pairs y) {
   Pairs sum = {_mm256_add_epi16(x.lo, y.lo), _mm256_add_epi16(x.hi, y.hi)};
   asm("" : "+x"(sum.lo), "+x"(sum.hi));
@@ -128,7 +128,8 @@ GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) {
   };
   const Pairs both = widened(first, second);
   const __m256i factor = _mm256_set1_epi16(-32);
-  return {widened(first, first), widened(second, second),
+  return {widened(first, first),
+          widened(second, second),
           {_mm256_mullo_epi16(both.lo, factor), _mm256_mullo_epi16(both.hi, factor)}};
 }
 
@@ -299,7 +300,9 @@ struct SubScales<6> {
   F32x16 first, second;
 };
 template <>
-GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) { return {load_i8(p), load_i8(p + 16)}; }
+GAPLESS_INLINE SubScales<6> load_sub_scales<6>(const int8_t* p) {
+  return {load_i8(p), load_i8(p + 16)};
+}
 
 GAPLESS_INLINE void store_sub_scales(std::byte* p, const SubScales<6>& subs) {
   store(reinterpret_cast<float*>(p), subs.first);

@@ -151,7 +151,9 @@ GAPLESS_INLINE float32x4_t even_bf16x4(uint8x16_t x) {
 GAPLESS_INLINE float32x4_t odd_bf16x4(uint8x16_t x) {
   return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(x), vdupq_n_u32(0xffff0000)));
 }
-GAPLESS_INLINE F32x16 even_bf16(Line x) { return {even_bf16x4(x.a), even_bf16x4(x.b), even_bf16x4(x.c), even_bf16x4(x.d)}; }
+GAPLESS_INLINE F32x16 even_bf16(Line x) {
+  return {even_bf16x4(x.a), even_bf16x4(x.b), even_bf16x4(x.c), even_bf16x4(x.d)};
+}
 GAPLESS_INLINE F32x16 odd_bf16(Line x) { return {odd_bf16x4(x.a), odd_bf16x4(x.b), odd_bf16x4(x.c), odd_bf16x4(x.d)}; }
 
 #else

@@ -35,8 +35,10 @@ class PackedWeight:
 
         `rows` counts the packed rows; `row_map[rows]` names the source row of each (default: the same).
         `quant` "int8" or "int4" quantizes plain sources (InstantQuant); `group_size` 32, 64, 128 or -1 for a
-        whole row. `release_source` gives the pages of `raw` back while packing: only for read-only file mappings, which
-        can be read again (not with a `row_map`). Releases the GIL. Raises ValueError on sizes that do not fit `raw`.
+        whole row. `release_source` gives the pages of `raw` back while packing: only for read-only file
+        mappings, which
+        can be read again (not with a `row_map`). Releases the GIL. Raises ValueError on sizes that do not fit
+        `raw`.
         """
     @property
     def rows(self) -> int: ...
@@ -62,19 +64,30 @@ class ProgramBuilder:
     """
 
     def __init__(
-        self, *, max_tokens: int, max_logit_rows: int, vocab_size: int, layers: int, num_kv_heads: int, head_dim: int
+        self,
+        *,
+        max_tokens: int,
+        max_logit_rows: int,
+        vocab_size: int,
+        layers: int,
+        num_kv_heads: int,
+        head_dim: int,
     ) -> None: ...
     def buffer(self, domain: str, row_bytes: int, offset: int) -> int:
         """A planned activation buffer: `domain` "token" (max_tokens rows) or "logit" (max_logit_rows rows),
-        at byte `offset` (multiple of 64) of the arena; `row_bytes` a multiple of 4. Row r starts at offset + r * row_bytes."""
+        at byte `offset` (multiple of 64) of the arena; `row_bytes` a multiple of 4. Row r starts at offset +
+        r * row_bytes."""
     def rope(self, inv_freq: F32, scale: float = 1.0) -> int:
-        """A rope table (one pair of cos/sin rows per token and step): `inv_freq` [rotary_dim / 2]; cos and sin are
+        """A rope table (one pair of cos/sin rows per token and step): `inv_freq` [rotary_dim / 2]; cos and
+        sin are
         multiplied by `scale`. Returns its id."""
-    # --- ops, in order of execution; those on "token" buffers form the body, those on "logit" buffers the head ---
+    # --- ops, in order of execution; those on "token" buffers form the body, those on "logit" buffers the
+    # head ---
     def embed(self, weight: PackedWeight, scale: float, out: int) -> None:
         """out[r] = scale * weight[token_id[r]]"""
     def rms_norm(self, x: int, weight: F32, eps: float, out: int = -1, out_quantized: int = -1) -> None:
-        """out = x / sqrt(mean(x^2) + eps) * weight, as f32 and/or as a8 rows (row_bytes = a8_row_bytes(width))."""
+        """out = x / sqrt(mean(x^2) + eps) * weight, as f32 and/or as a8 rows (row_bytes =
+        a8_row_bytes(width))."""
     def add_rms_norm(self, x: int, weight: F32, eps: float, residual: int) -> None:
         """residual += rms_norm(x) (Gemma's post-norms)."""
     def add(self, x: int, residual: int) -> None:
@@ -104,19 +117,22 @@ class ProgramBuilder:
         k_norm: F32 | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
-        """Per token row [q heads | k heads | v heads] of head_dim each: optional per-head RMS norm of q and k, rope
+        """Per token row [q heads | k heads | v heads] of head_dim each: optional per-head RMS norm of q and
+        k, rope
         (halves), q *= q_scale in place, k and v go into the layer's cache."""
     def attention(
         self, qkv: int, layer: int, num_heads: int, out: int, window: int = 0, softcap: float = 0.0
     ) -> None:
-        """Causal attention of the q heads over the cache -> out [num_heads * head_dim]. A token at position p sees
+        """Causal attention of the q heads over the cache -> out [num_heads * head_dim]. A token at position p
+        sees
         positions > p - window (0: all)."""
     def gather(self, x: int, out: int) -> None:
         """Copies the rows that need logits from a token buffer to a logit buffer."""
     def softcap(self, x: int, cap: float) -> None:
         """x = cap * tanh(x / cap) in place."""
     def build(self, arena_bytes: int, logits: int) -> Program:
-        """Checks every op and ends the list. `logits` is the logit buffer [vocab_size] that the sampler reads."""
+        """Checks every op and ends the list. `logits` is the logit buffer [vocab_size] that the sampler
+        reads."""
 
 class Program:
     @property
@@ -149,7 +165,8 @@ class Sampling:
     ) -> None: ...
 
 class Executor:
-    """The loop: its own thread, no GIL. All methods are thread-safe and return at once, but for `wait` and `close`."""
+    """The loop: its own thread, no GIL. All methods are thread-safe and return at once, but for `wait` and
+    `close`."""
 
     def __init__(
         self,
@@ -167,9 +184,16 @@ class Executor:
     @property
     def num_threads(self) -> int: ...
     def admit(
-        self, slot: int, sequence_id: int, token_ids: I32, blocks: I32, sampling: Sampling, num_cached: int = 0
+        self,
+        slot: int,
+        sequence_id: int,
+        token_ids: I32,
+        blocks: I32,
+        sampling: Sampling,
+        num_cached: int = 0,
     ) -> None:
-        """Occupies `slot` with a sequence; `blocks` cover at least the prompt plus one token, or the slot waits for
+        """Occupies `slot` with a sequence; `blocks` cover at least the prompt plus one token, or the slot
+        waits for
         `extend`. The first `num_cached` tokens are already in the cache."""
     def extend(self, slot: int, sequence_id: int, blocks: I32) -> None: ...
     def cancel(self, slot: int, sequence_id: int) -> None:
@@ -180,7 +204,8 @@ class Executor:
 
         ("token", sequence_id, token_id, logprob | None, rank | None, top: list[(token_id, logprob)])
         ("prompt_logprobs", sequence_id, position, logprob, rank, top)      for prompt token `position` (1...)
-        ("finished", sequence_id, reason)       reason: "stop" | "length" | "abort" | "error"; the slot is free
+        ("finished", sequence_id, reason)       reason: "stop" | "length" | "abort" | "error"; the slot is
+        free
         ("blocks_low", sequence_id, num_blocks) the slot needs that many more blocks to go on
         ("failed", message)                     the loop has died; nothing more comes
         A stop token is reported as a "token" event before "finished".

@@ -1,13 +1,13 @@
 """The exception tree. Every error a user can cause is a GaplessError that names the value and the remedy.
 
-    GaplessError
-    ├── LoadError               a model cannot be loaded
-    │   ├── FormatError         a file breaks its format (also a ValueError)
-    │   └── UnsupportedModelError   well-formed, but not something Gapless can run
-    ├── InvalidRequestError     a request cannot be served as asked (also a ValueError)
-    │   └── ContextLengthError  a prompt does not fit the context
-    ├── TemplateError           a chat template is missing or refuses the messages (also a ValueError)
-    └── EngineError             the engine failed or was shut down under a request
+GaplessError
+├── LoadError               a model cannot be loaded
+│   ├── FormatError         a file breaks its format (also a ValueError)
+│   └── UnsupportedModelError   well-formed, but not something Gapless can run
+├── InvalidRequestError     a request cannot be served as asked (also a ValueError)
+│   └── ContextLengthError  a prompt does not fit the context
+├── TemplateError           a chat template is missing or refuses the messages (also a ValueError)
+└── EngineError             the engine failed or was shut down under a request
 """
 
 

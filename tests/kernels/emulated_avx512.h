@@ -2,11 +2,10 @@
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
+#include <immintrin.h>
 #include <simde/x86/avx512.h>
 
 #include <cstring>
-
-#include <immintrin.h>
 
 // Emulated instructions are loops: inlined everywhere they take the compiler an hour.
 #define GAPLESS_INLINE inline

@@ -8,10 +8,18 @@
 
 namespace gapless {
 
-namespace generic { const LinearKernels& linear_kernels(); }
-namespace avx2 { const LinearKernels& linear_kernels(); }
-namespace avx512 { const LinearKernels& linear_kernels(); }
-namespace neon { const LinearKernels& linear_kernels(); }
+namespace generic {
+const LinearKernels& linear_kernels();
+}
+namespace avx2 {
+const LinearKernels& linear_kernels();
+}
+namespace avx512 {
+const LinearKernels& linear_kernels();
+}
+namespace neon {
+const LinearKernels& linear_kernels();
+}
 
 struct LinearIsa {
   const char* name;

@@ -1,5 +1,5 @@
-// Linear kernels of every ISA of this host against a double-precision reference, and against themselves: a row alone must
-// give the bits that it gives among others.
+// Linear kernels of every ISA of this host against a double-precision reference, and against themselves: a row alone
+// must give the bits that it gives among others.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -43,8 +43,10 @@ PackedWeight random_weight(int rows, int cols, const PackedFormat& format) {
     for (size_t i = 0; i < items; ++i) {
       const float value = normal();
       const uint16_t half = format.type == PackedType::f16 ? f32_to_f16(value) : f32_to_bf16(value);
-      if (format.type == PackedType::f32) std::memcpy(w.quants + 4 * i, &value, 4);
-      else std::memcpy(w.quants + 2 * i, &half, 2);
+      if (format.type == PackedType::f32)
+        std::memcpy(w.quants + 4 * i, &value, 4);
+      else
+        std::memcpy(w.quants + 2 * i, &half, 2);
     }
     return w;
   }
@@ -87,10 +89,14 @@ Reference reference(const PackedWeight& w, int output, const std::vector<double>
 
 double activated(double g, Activation act) {
   switch (act) {
-    case Activation::silu: return g / (1 + std::exp(-g));
-    case Activation::gelu_tanh: return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
-    case Activation::gelu: return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
-    case Activation::relu: return g > 0 ? g : 0;
+    case Activation::silu:
+      return g / (1 + std::exp(-g));
+    case Activation::gelu_tanh:
+      return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+    case Activation::gelu:
+      return 0.5 * g * std::erfc(-g / std::sqrt(2.0));
+    case Activation::relu:
+      return g > 0 ? g : 0;
   }
   return g;
 }
@@ -116,8 +122,9 @@ struct Case {
 std::string describe(const Case& c, const char* isa) {
   char text[200];
   std::snprintf(text, sizeof text, "%s %s%s%s gps %d, N %d K %d M %d%s%s%s%s", isa, name_of(c.format.type),
-                c.format.has_min ? " min" : "", c.format.has_sub ? " sub" : "", c.format.groups_per_scale, c.rows, c.cols,
-                c.num_rows, c.a8 ? " a8" : "", c.gated ? " gated" : "", c.bias ? " bias" : "", c.accumulate ? " +=" : "");
+                c.format.has_min ? " min" : "", c.format.has_sub ? " sub" : "", c.format.groups_per_scale, c.rows,
+                c.cols, c.num_rows, c.a8 ? " a8" : "", c.gated ? " gated" : "", c.bias ? " bias" : "",
+                c.accumulate ? " +=" : "");
   return text;
 }
 
@@ -199,7 +206,8 @@ void run_case(const Case& c, const char* isa, const LinearKernels& kernels) {
     args.tile_begin = 0, args.tile_end = middle;
     kernels.linear(args);
   }
-  check(std::memcmp(alone.data(), y.data, alone.size() * 4) == 0, name + ": a row alone differs from the same row in a batch");
+  check(std::memcmp(alone.data(), y.data, alone.size() * 4) == 0,
+        name + ": a row alone differs from the same row in a batch");
 }
 
 // Activations: q and sums against their definition, and the same bytes on every ISA.
@@ -231,12 +239,21 @@ void test_quantize_row(const char* isa, const LinearKernels& kernels) {
 }
 
 std::vector<PackedFormat> formats() {
-  return {{PackedType::f32}, {PackedType::f16}, {PackedType::bf16},
-          {PackedType::int4}, {PackedType::int4, false, false, 4}, {PackedType::int4, true},
-          {PackedType::int4, true, true, 8}, {PackedType::int4, true, false, 1000},
-          {PackedType::int5}, {PackedType::int5, true}, {PackedType::int5, true, true, 8},
+  return {{PackedType::f32},
+          {PackedType::f16},
+          {PackedType::bf16},
+          {PackedType::int4},
+          {PackedType::int4, false, false, 4},
+          {PackedType::int4, true},
+          {PackedType::int4, true, true, 8},
+          {PackedType::int4, true, false, 1000},
+          {PackedType::int5},
+          {PackedType::int5, true},
+          {PackedType::int5, true, true, 8},
           {PackedType::int6, false, true, 8},
-          {PackedType::int8}, {PackedType::int8, false, false, 2}, {PackedType::int8, false, true, 8}};
+          {PackedType::int8},
+          {PackedType::int8, false, false, 2},
+          {PackedType::int8, false, true, 8}};
 }
 
 void test_linear(const char* isa, const LinearKernels& kernels) {
@@ -275,7 +292,8 @@ void test_extremes(const char* isa, const LinearKernels& kernels) {
         kernels.linear(args);
         for (int n = 0; n < 16; ++n) {
           const Reference r = reference(w, n, input);
-          check(std::fabs(y[n] - r.value) <= 16 * kUnit * r.magnitude, std::string(isa) + ": overflow in " + name_of(format.type));
+          check(std::fabs(y[n] - r.value) <= 16 * kUnit * r.magnitude,
+                std::string(isa) + ": overflow in " + name_of(format.type));
         }
       }
   }

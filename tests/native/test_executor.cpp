@@ -1,6 +1,4 @@
 // The loop on a one-layer network: events, slots, blocks, and threads that talk to it all at once.
-#include "executor/executor.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "executor/executor.h"
 #include "executor/ops.h"
 #include "ops/pack.h"
 
@@ -26,8 +25,8 @@ Weight random_weight(int rows, int cols, uint32_t seed) {
   std::normal_distribution<float> normal(0.0f, 0.5f);
   std::vector<float> values(size_t(rows) * size_t(cols));
   for (float& value : values) value = normal(random);
-  auto weight =
-      std::make_shared<PackedWeight>(PackedWeight::allocate(rows, cols, packed_format(GgmlType::f32, cols, InstantQuant::none, 32)));
+  auto weight = std::make_shared<PackedWeight>(
+      PackedWeight::allocate(rows, cols, packed_format(GgmlType::f32, cols, InstantQuant::none, 32)));
   const PackSource source{reinterpret_cast<const std::byte*>(values.data()), GgmlType::f32, cols, nullptr};
   pack_tiles(*weight, source, 0, weight->num_tiles);
   return weight;
@@ -59,9 +58,12 @@ std::shared_ptr<Program> tiny_program() {
   return program;
 }
 
-ExecutorConfig config(int num_blocks = 64, int num_threads = 2) { return {num_blocks, 8, 128, kMaxTokens, num_threads}; }
+ExecutorConfig config(int num_blocks = 64, int num_threads = 2) {
+  return {num_blocks, 8, 128, kMaxTokens, num_threads};
+}
 
-AdmitCommand admission(int slot, uint64_t id, std::vector<int32_t> tokens, std::vector<int32_t> blocks, int max_tokens) {
+AdmitCommand admission(int slot, uint64_t id, std::vector<int32_t> tokens, std::vector<int32_t> blocks,
+                       int max_tokens) {
   SlotSampling sampling;
   sampling.params.temperature = 0;
   sampling.max_tokens = max_tokens;
@@ -84,13 +86,18 @@ struct Outcome {
   }
   void take(Event& event) {
     switch (event.kind) {
-      case Event::Kind::token: tokens[event.sequence_id].push_back(event.value); break;
+      case Event::Kind::token:
+        tokens[event.sequence_id].push_back(event.value);
+        break;
       case Event::Kind::finished:
         CHECK(!finished.contains(event.sequence_id));  // exactly one end
         finished[event.sequence_id] = event.reason;
         break;
-      case Event::Kind::prompt_logprobs: prompt_logprobs[event.sequence_id].push_back(event.logprob.logprob); break;
-      default: others.push_back(std::move(event));
+      case Event::Kind::prompt_logprobs:
+        prompt_logprobs[event.sequence_id].push_back(event.logprob.logprob);
+        break;
+      default:
+        others.push_back(std::move(event));
     }
   }
 };
@@ -217,8 +224,8 @@ void test_commands_out_of_range_are_refused() {
   CHECK(refused(cached));
 }
 
-// Three clients, each with slots and blocks of its own, admit and cancel as they like while one reader takes the events:
-// every sequence ends exactly once. Meant for TSan.
+// Three clients, each with slots and blocks of its own, admit and cancel as they like while one reader takes the
+// events: every sequence ends exactly once. Meant for TSan.
 void test_many_clients() {
   constexpr int kClients = 3, kRounds = 60;
   Executor executor(tiny_program(), config());

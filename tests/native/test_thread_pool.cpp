@@ -46,7 +46,7 @@ int main() {
   test_each_item_once(1, 200, false);
   test_each_item_once(2, 5000, false);
   test_each_item_once(2, 400, true);
-  test_each_item_once(9, 300, true);  // more than this machine has, most likely
+  test_each_item_once(9, 300, true);                // more than this machine has, most likely
   for (int i = 0; i < 50; ++i) ThreadPool pool(3);  // made and ended without work
   test_no_threads_is_an_error();
   return check::finish("thread_pool");

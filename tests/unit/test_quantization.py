@@ -34,9 +34,7 @@ def test_parse(text: str, expected: QuantConfig) -> None:
     assert QuantConfig.parse(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "int5", "q4_0", "int4:", "int4:0", "int4:48", "int4:a", "int8:64:64"]
-)
+@pytest.mark.parametrize("text", ["", "int5", "q4_0", "int4:", "int4:0", "int4:48", "int4:a", "int8:64:64"])
 def test_parse_refuses(text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         QuantConfig.parse(text)

@@ -83,7 +83,7 @@ def describe(checkpoint: Checkpoint, max_model_len: int | None = None) -> Networ
 
 
 def load_model(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Checkpoint,
     quant: str | QuantConfig | None = None,
     activations: str = "a8",
     num_threads: int | None = None,
@@ -93,6 +93,8 @@ def load_model(
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a GGUF file or Hugging Face folder for steps of at most `max_step_tokens` tokens.
+
+    A checkpoint that is open already is taken over: it is closed if this fails.
 
     `quant` ("int8", "int4:64", …) quantizes plain weights. `activations`: "a8" rounds what integer weights
     multiply to int8, "a16" does not. `num_threads` is for packing. `progress(bytes_done, bytes_total)`.
@@ -107,7 +109,7 @@ def load_model(
         )
     if isinstance(quant, str):
         quant = QuantConfig.parse(quant)
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(Path(path))
     try:
         network = describe(checkpoint, max_model_len)
         packings = choose_packing(network.graph, network.sources, quant)
@@ -121,7 +123,9 @@ def load_model(
     types: dict[str, int] = {}
     for name in packings:
         types[weights[name].type] = types.get(weights[name].type, 0) + weights[name].nbytes
-    logger.info("%s: %s, weights %s, activations %s", path, network.architecture.name, types, activations)
+    logger.info(
+        "%s: %s, weights %s, activations %s", checkpoint.path, network.architecture.name, types, activations
+    )
     return LoadedModel(program, network.config, checkpoint, network.architecture.name, types)
 
 
