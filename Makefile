@@ -4,6 +4,8 @@
 # make bench  prefill and decode speed of the default model
 # make sanitize   native tests under ASan+UBSan, then TSan
 # make arm    native tests for aarch64 under qemu-user (needs g++-aarch64-linux-gnu and qemu-user)
+# make avx512 AVX-512 linear kernels under emulation (needs libsimde-dev)
+# make fuzz   malformed model files for ten minutes
 
 VENV ?= .venv
 MODEL ?= smollm2-135m
@@ -13,7 +15,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src csrc -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench sanitize arm native models clean
+.PHONY: run test lint bench sanitize arm avx512 fuzz native models clean
 
 run: $(VENV)/.installed
 	@$(BIN)/gapless pull $(MODEL) > /dev/null
@@ -48,6 +50,14 @@ arm: $(VENV)/.installed-dev
 	  -DCMAKE_CROSSCOMPILING_EMULATOR="$$(command -v qemu-aarch64 || command -v qemu-aarch64-static)" > /dev/null
 	$(BIN)/cmake --build build/arm --parallel
 	$(BIN)/ctest --test-dir build/arm --output-on-failure
+
+avx512: $(VENV)/.installed-dev
+	$(BIN)/cmake -S . -B build/avx512 -DGAPLESS_PYTHON=OFF -DGAPLESS_TESTS=ON -DGAPLESS_EMULATE_AVX512=ON > /dev/null
+	$(BIN)/cmake --build build/avx512 --parallel --target test_linear_avx512
+	build/avx512/test_linear_avx512
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz/fuzz_loading.py --seconds 600
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -36,9 +36,8 @@ class PackedWeight:
         `rows` counts the packed rows; `row_map[rows]` names the source row of each (default: the same).
         `quant` "int8" or "int4" quantizes plain sources (InstantQuant); `group_size` 32, 64, 128 or -1 for a
         whole row. `release_source` gives the pages of `raw` back while packing: only for read-only file
-        mappings, which
-        can be read again (not with a `row_map`). Releases the GIL. Raises ValueError on sizes that do not fit
-        `raw`.
+        mappings, which can be read again (not with a `row_map`). Releases the GIL. Raises ValueError on sizes
+        that do not fit `raw`.
         """
     @property
     def rows(self) -> int: ...
@@ -79,10 +78,8 @@ class ProgramBuilder:
         r * row_bytes."""
     def rope(self, inv_freq: F32, scale: float = 1.0) -> int:
         """A rope table (one pair of cos/sin rows per token and step): `inv_freq` [rotary_dim / 2]; cos and
-        sin are
-        multiplied by `scale`. Returns its id."""
-    # --- ops, in order of execution; those on "token" buffers form the body, those on "logit" buffers the
-    # head ---
+        sin are multiplied by `scale`. Returns its id."""
+    # Ops, in order of execution; those on "token" buffers form the body, those on "logit" buffers the head.
     def embed(self, weight: PackedWeight, scale: float, out: int) -> None:
         """out[r] = scale * weight[token_id[r]]"""
     def rms_norm(self, x: int, weight: F32, eps: float, out: int = -1, out_quantized: int = -1) -> None:
@@ -118,14 +115,12 @@ class ProgramBuilder:
         norm_eps: float = 1e-6,
     ) -> None:
         """Per token row [q heads | k heads | v heads] of head_dim each: optional per-head RMS norm of q and
-        k, rope
-        (halves), q *= q_scale in place, k and v go into the layer's cache."""
+        k, rope (halves), q *= q_scale in place, k and v go into the layer's cache."""
     def attention(
         self, qkv: int, layer: int, num_heads: int, out: int, window: int = 0, softcap: float = 0.0
     ) -> None:
         """Causal attention of the q heads over the cache -> out [num_heads * head_dim]. A token at position p
-        sees
-        positions > p - window (0: all)."""
+        sees positions > p - window (0: all)."""
     def gather(self, x: int, out: int) -> None:
         """Copies the rows that need logits from a token buffer to a logit buffer."""
     def softcap(self, x: int, cap: float) -> None:
