@@ -12,18 +12,19 @@ MODEL ?= smollm2-135m
 PROMPT ?= Why is the sky blue?
 TEST_MODELS ?= smollm2-135m gemma3-270m qwen2.5-coder-0.5b
 PYTHON ?= python3
+JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 SOURCES := $(shell find src csrc -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 
 .PHONY: run test lint bench sanitize arm avx512 fuzz native models clean
 
 run: $(VENV)/.installed
-	@$(BIN)/gapless pull $(MODEL) > /dev/null
-	$(BIN)/gapless run $(MODEL) "$(PROMPT)" --stats
+	@test -e "$(MODEL)" || $(BIN)/gapless pull "$(MODEL)" > /dev/null
+	$(BIN)/gapless run "$(MODEL)" "$(PROMPT)" --stats
 
 bench: $(VENV)/.installed
-	@$(BIN)/gapless pull $(MODEL) > /dev/null
-	$(BIN)/gapless bench $(MODEL)
+	@test -e "$(MODEL)" || $(BIN)/gapless pull "$(MODEL)" > /dev/null
+	$(BIN)/gapless bench "$(MODEL)"
 
 models: $(VENV)/.installed
 	for model in $(TEST_MODELS); do $(BIN)/gapless pull $$model || exit 1; done
@@ -33,14 +34,14 @@ test: $(VENV)/.installed-dev models native
 
 native: $(VENV)/.installed-dev
 	$(BIN)/cmake -S . -B build/native -DGAPLESS_PYTHON=OFF -DGAPLESS_TESTS=ON > /dev/null
-	$(BIN)/cmake --build build/native --parallel
+	$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/native --output-on-failure
 
 sanitize: $(VENV)/.installed-dev
 	for kind in address,undefined thread; do \
 	  $(BIN)/cmake -S . -B build/sanitize-$$kind -DGAPLESS_PYTHON=OFF -DGAPLESS_TESTS=ON -DGAPLESS_SANITIZE=$$kind \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null && \
-	  $(BIN)/cmake --build build/sanitize-$$kind --parallel && \
+	  $(BIN)/cmake --build build/sanitize-$$kind --parallel $(JOBS) && \
 	  $(BIN)/ctest --test-dir build/sanitize-$$kind --output-on-failure || exit 1; \
 	done
 
@@ -48,12 +49,12 @@ arm: $(VENV)/.installed-dev
 	$(BIN)/cmake -S . -B build/arm -DGAPLESS_PYTHON=OFF -DGAPLESS_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static \
 	  -DCMAKE_CROSSCOMPILING_EMULATOR="$$(command -v qemu-aarch64 || command -v qemu-aarch64-static)" > /dev/null
-	$(BIN)/cmake --build build/arm --parallel
+	$(BIN)/cmake --build build/arm --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/arm --output-on-failure
 
 avx512: $(VENV)/.installed-dev
 	$(BIN)/cmake -S . -B build/avx512 -DGAPLESS_PYTHON=OFF -DGAPLESS_TESTS=ON -DGAPLESS_EMULATE_AVX512=ON > /dev/null
-	$(BIN)/cmake --build build/avx512 --parallel --target test_linear_avx512
+	$(BIN)/cmake --build build/avx512 --parallel $(JOBS) --target test_linear_avx512
 	build/avx512/test_linear_avx512
 
 fuzz: $(VENV)/.installed-dev
