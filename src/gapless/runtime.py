@@ -65,9 +65,8 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
     cpu = _native.cpu_info()
     num_threads = config.num_threads or int(cpu["num_threads"])
     checkpoint = open_checkpoint(path)
-    # The vocabulary is read beside the packing of the weights, which runs without the GIL: a third of a
-    # second less for
-    # large vocabularies, and what it needs for a moment comes before the weights have filled the memory.
+    # The vocabulary is read beside the packing of the weights, which runs without the GIL: loading is over
+    # sooner, and what the tokenizer needs for a moment comes before the weights have filled the memory.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="gapless-tokenizer") as beside:
         pending = beside.submit(load_tokenizer, checkpoint)
         model = load_model(
