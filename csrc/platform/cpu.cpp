@@ -104,8 +104,7 @@ std::vector<Isa> usable_isas() {
   if (has_avx2()) isas.push_back(Isa::avx2);
   if (has_avx512()) isas.push_back(Isa::avx512);
 #elif defined(__aarch64__)
-  const unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
-  if ((hwcap & HWCAP_ASIMDDP) && (hwcap & HWCAP_ASIMDHP) && (hwcap2 & HWCAP2_I8MM)) isas.push_back(Isa::neon);
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) isas.push_back(Isa::neon);
 #endif
   return isas;
 }
