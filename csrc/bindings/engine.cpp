@@ -255,7 +255,6 @@ void bind_executor(nb::module_& m) {
              nb::dict d;
              d["num_steps"] = s.num_steps;
              d["num_rows"] = s.num_rows;
-             d["num_sampled"] = s.num_sampled;
              d["busy_s"] = s.busy_s;
              d["work_s"] = s.work_s;
              d["gap_p50_us"] = s.gap_p50_us;

@@ -196,7 +196,6 @@ void Executor::apply(AdmitCommand& command) {
   slot = Slot{};
   slot.state = SlotState::prefill;
   slot.sequence_id = command.sequence_id;
-  slot.admission = next_admission_++;
   slot.num_prompt = int(command.token_ids.size());
   slot.num_computed = command.num_cached;
   slot.tokens = std::move(command.token_ids);

@@ -88,7 +88,6 @@ struct ExecutorConfig {
 struct ExecutorStats {
   uint64_t num_steps = 0;
   uint64_t num_rows = 0;
-  uint64_t num_sampled = 0;
   double busy_s = 0;  // inside steps, from the first op to the end of sampling
   double work_s = 0;  // from the first to the last moment with work, gaps included
   double gap_p50_us = 0;
@@ -125,7 +124,6 @@ class Executor {
   struct Slot {
     SlotState state = SlotState::free;
     uint64_t sequence_id = 0;
-    uint64_t admission = 0;       // ascending: the order in which slots are served
     std::vector<int32_t> tokens;  // prompt and output
     int num_prompt = 0;
     int num_computed = 0;  // tokens whose keys and values are in the cache
@@ -177,7 +175,6 @@ class Executor {
   std::vector<Slot> slots_;
   std::vector<int> order_;  // occupied slots by admission
   std::vector<int32_t> block_tables_;
-  uint64_t next_admission_ = 0;
   int step_tokens_;
   Step step_;
   std::vector<LogitTask> tasks_;

@@ -11,7 +11,8 @@ I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 
 def cpu_info() -> dict[str, Any]:
-    """`isa` (chosen), `isas` (all this host can run), `num_threads` (default pool size), `features`."""
+    """`isa` (chosen), `isas` (all this host can run), `num_threads` (default pool size),
+    `cgroup_cpu_quota` (CPUs; infinity without one)."""
 
 def a8_row_bytes(cols: int) -> int:
     """Bytes of one quantized activation row of `cols` values."""
@@ -206,5 +207,6 @@ class Executor:
         A stop token is reported as a "token" event before "finished".
         """
     def stats(self) -> dict[str, float]:
-        """steps, rows, tokens, busy_s, idle_s, gap percentiles in microseconds."""
+        """num_steps, num_rows, busy_s (in steps), work_s (with the gaps, of work that has ended), gap_p50_us,
+        gap_p99_us (of the latest 4096)."""
     def close(self) -> None: ...
