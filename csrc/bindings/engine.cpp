@@ -150,7 +150,7 @@ void bind_program(nb::module_& m) {
 void init_sampling(SlotSampling* self, int max_tokens, float temperature, int top_k, float top_p, float min_p,
                    float repetition_penalty, float presence_penalty, float frequency_penalty, uint64_t seed,
                    std::vector<int32_t> stop_token_ids, int min_tokens, int num_logprobs, int num_prompt_logprobs,
-                   const std::optional<std::unordered_map<int32_t, float>>& logit_bias) {
+                   const std::optional<std::unordered_map<int32_t, float>>& logit_bias, bool constrained) {
   new (self) SlotSampling;
   self->params.temperature = temperature;
   self->params.top_k = top_k;
@@ -166,6 +166,7 @@ void init_sampling(SlotSampling* self, int max_tokens, float temperature, int to
   self->min_tokens = min_tokens;
   self->stop_token_ids = std::move(stop_token_ids);
   self->num_prompt_logprobs = num_prompt_logprobs;
+  self->constrained = constrained;
 }
 
 nb::object to_python(const Event& event) {
@@ -184,8 +185,10 @@ nb::object to_python(const Event& event) {
       return logprobs(nb::make_tuple("token", event.sequence_id, event.value));
     case Event::Kind::prompt_logprobs:
       return logprobs(nb::make_tuple("prompt_logprobs", event.sequence_id, event.value));
+    case Event::Kind::prefilled:
+      return nb::make_tuple("prefilled", event.sequence_id, event.value);
     case Event::Kind::finished:
-      return nb::make_tuple("finished", event.sequence_id, finish_reason_name(event.reason));
+      return nb::make_tuple("finished", event.sequence_id, finish_reason_name(event.reason), event.value);
     case Event::Kind::blocks_low:
       return nb::make_tuple("blocks_low", event.sequence_id, event.value);
     case Event::Kind::failed:
@@ -200,30 +203,30 @@ void bind_executor(nb::module_& m) {
            nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f, nb::arg("repetition_penalty") = 1.0f,
            nb::arg("presence_penalty") = 0.0f, nb::arg("frequency_penalty") = 0.0f, nb::arg("seed") = 0,
            nb::arg("stop_token_ids") = std::vector<int32_t>(), nb::arg("min_tokens") = 0, nb::arg("num_logprobs") = -1,
-           nb::arg("num_prompt_logprobs") = -1, nb::arg("logit_bias") = nb::none());
+           nb::arg("num_prompt_logprobs") = -1, nb::arg("logit_bias") = nb::none(), nb::arg("constrained") = false);
 
   nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
           [](Executor* self, std::shared_ptr<Program> program, int num_blocks, int max_num_seqs, int max_seq_len,
-             int max_step_tokens, int num_threads) {
-            new (self)
-                Executor(std::move(program), {num_blocks, max_num_seqs, max_seq_len, max_step_tokens, num_threads});
+             int max_step_tokens, int num_threads, bool trace) {
+            new (self) Executor(std::move(program),
+                                {num_blocks, max_num_seqs, max_seq_len, max_step_tokens, num_threads, trace});
           },
           nb::arg("program"), nb::kw_only(), nb::arg("num_blocks"), nb::arg("max_num_seqs"), nb::arg("max_seq_len"),
-          nb::arg("max_step_tokens"), nb::arg("num_threads"))
+          nb::arg("max_step_tokens"), nb::arg("num_threads"), nb::arg("trace") = false)
       .def_ro_static("block_size", &kKvBlockTokens)
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)
       .def_prop_ro("num_threads", [](const Executor& e) { return e.config().num_threads; })
       .def(
           "admit",
           [](Executor& e, int slot, uint64_t sequence_id, IntArray token_ids, IntArray blocks,
-             const SlotSampling& sampling, int num_cached) {
+             const SlotSampling& sampling, int num_cached, int num_prompt, int priority) {
             e.push(AdmitCommand{slot, sequence_id, to_vector<int32_t>(token_ids), to_vector<int32_t>(blocks), sampling,
-                                num_cached});
+                                num_cached, num_prompt, priority});
           },
           nb::arg("slot"), nb::arg("sequence_id"), nb::arg("token_ids"), nb::arg("blocks"), nb::arg("sampling"),
-          nb::arg("num_cached") = 0)
+          nb::arg("num_cached") = 0, nb::arg("num_prompt") = -1, nb::arg("priority") = 0)
       .def(
           "extend",
           [](Executor& e, int slot, uint64_t sequence_id, IntArray blocks) {
@@ -234,8 +237,17 @@ void bind_executor(nb::module_& m) {
           "cancel", [](Executor& e, int slot, uint64_t sequence_id) { e.push(CancelCommand{slot, sequence_id}); },
           nb::arg("slot"), nb::arg("sequence_id"))
       .def(
-          "set_step_tokens", [](Executor& e, int num_tokens) { e.push(StepTokensCommand{num_tokens}); },
-          nb::arg("num_tokens"))
+          "preempt", [](Executor& e, int slot, uint64_t sequence_id) { e.push(PreemptCommand{slot, sequence_id}); },
+          nb::arg("slot"), nb::arg("sequence_id"))
+      .def(
+          "set_mask",
+          [](Executor& e, int slot, uint64_t sequence_id, int output_index, MaskArray mask) {
+            e.push(MaskCommand{slot, sequence_id, output_index, to_vector<uint32_t>(mask)});
+          },
+          nb::arg("slot"), nb::arg("sequence_id"), nb::arg("output_index"), nb::arg("mask"))
+      .def(
+          "set_target_tpot", [](Executor& e, double seconds) { e.push(TargetTpotCommand{seconds}); },
+          nb::arg("seconds"))
       .def(
           "wait",
           [](Executor& e, double timeout_s) {
@@ -255,11 +267,22 @@ void bind_executor(nb::module_& m) {
              nb::dict d;
              d["num_steps"] = s.num_steps;
              d["num_rows"] = s.num_rows;
+             d["num_prefill_rows"] = s.num_prefill_rows;
              d["busy_s"] = s.busy_s;
              d["work_s"] = s.work_s;
              d["gap_p50_us"] = s.gap_p50_us;
              d["gap_p99_us"] = s.gap_p99_us;
+             nb::list histogram;
+             for (uint64_t count : s.gap_histogram) histogram.append(count);
+             d["gap_histogram"] = histogram;
              return d;
+           })
+      .def("take_trace",
+           [](Executor& e) {
+             nb::list steps;
+             for (const StepRecord& s : e.take_trace())
+               steps.append(nb::make_tuple(s.begin_s, s.forward_end_s, s.end_s, s.num_decode_rows, s.num_prefill_rows));
+             return steps;
            })
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }

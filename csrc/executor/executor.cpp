@@ -1,6 +1,8 @@
 #include "executor/executor.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 
@@ -17,6 +19,10 @@ void check_range(const char* what, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) throw std::invalid_argument(out_of_range(what, value, low, high));
 }
 
+// A mask that is late holds up the others for at most this long; then its slot sits out until it has come.
+constexpr auto kMaskPatience = std::chrono::milliseconds(1);
+constexpr size_t kMaxTraceSteps = size_t(1) << 20;
+
 int num_blocks_for(int num_tokens) { return (num_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
 }  // namespace
@@ -31,6 +37,8 @@ const char* finish_reason_name(FinishReason reason) {
       return "abort";
     case FinishReason::error:
       return "error";
+    case FinishReason::preempted:
+      return "preempted";
   }
   return "error";
 }
@@ -41,7 +49,7 @@ Executor::Executor(std::shared_ptr<Program> program, const ExecutorConfig& confi
       max_blocks_per_seq_(num_blocks_for(config.max_seq_len)),
       cache_(program_->kv_shape(), config.num_blocks),
       pool_(config.num_threads),
-      step_tokens_(config.max_step_tokens) {
+      budget_(config.max_step_tokens) {
   check_range("num_blocks", config.num_blocks, 1, std::numeric_limits<int32_t>::max());
   check_range("max_seq_len", config.max_seq_len, 1, 1 << 24);
   check_range("max_step_tokens", config.max_step_tokens, 1, program_->max_tokens());
@@ -82,6 +90,7 @@ void Executor::check(const AdmitCommand& command) const {
   check_range("num_cached", command.num_cached, 0, int64_t(command.token_ids.size()) - 1);
   check_range("blocks for num_cached", int64_t(command.blocks.size()), num_blocks_for(command.num_cached),
               max_blocks_per_seq_);
+  check_range("num_prompt", command.num_prompt, -1, int64_t(command.token_ids.size()));
   check_range("max_tokens", command.sampling.max_tokens, 1, std::numeric_limits<int32_t>::max());
   for (int32_t token : command.sampling.stop_token_ids) check_range("stop token id", token, 0, vocab_size() - 1);
   for (const auto& [token, bias] : command.sampling.params.logit_bias)
@@ -95,8 +104,16 @@ void Executor::check(const ExtendCommand& command) const {
 
 void Executor::check(const CancelCommand& command) const { check_slot(command.slot); }
 
-void Executor::check(const StepTokensCommand& command) const {
-  check_range("step tokens", command.num_tokens, config_.max_num_seqs, config_.max_step_tokens);
+void Executor::check(const PreemptCommand& command) const { check_slot(command.slot); }
+
+void Executor::check(const TargetTpotCommand& command) const {
+  if (!(command.seconds >= 0)) throw std::invalid_argument("the TPOT target must not be negative");
+}
+
+void Executor::check(const MaskCommand& command) const {
+  check_slot(command.slot);
+  const int64_t words = (vocab_size() + 31) / 32;
+  check_range("mask words", int64_t(command.allowed.size()), words, words);
 }
 
 void Executor::push(Command command) {
@@ -104,7 +121,10 @@ void Executor::push(Command command) {
   {
     std::lock_guard lock(command_mutex_);
     if (closing_) throw std::logic_error("the executor is closed");
-    commands_.push_back(std::move(command));
+    if (auto* mask = std::get_if<MaskCommand>(&command))
+      masks_.push_back(std::move(*mask));
+    else
+      commands_.push_back(std::move(command));
   }
   command_arrived_.notify_one();
 }
@@ -130,15 +150,7 @@ void Executor::loop() {
       if (!working) resumed_at = start;
       run_step();
       const Clock::time_point end = Clock::now();
-      {
-        std::lock_guard lock(stats_mutex_);
-        ++stats_.num_steps;
-        stats_.num_rows += uint64_t(step_.num_rows());
-        stats_.busy_s += std::chrono::duration<double>(end - start).count();
-        if (working)
-          gaps_us_[num_gaps_++ % gaps_us_.size()] =
-              std::chrono::duration<float, std::micro>(start - sampled_at).count();
-      }
+      record_step(start, end, working ? std::chrono::duration<float, std::micro>(start - sampled_at).count() : -1.0f);
       sampled_at = end;
       working = true;
       publish(/*may_wait=*/false);
@@ -156,6 +168,25 @@ void Executor::loop() {
     ended_ = true;
   }
   event_arrived_.notify_all();
+}
+
+void Executor::record_step(Clock::time_point begin, Clock::time_point end, float gap_us) {
+  const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
+  const int num_prefill_rows = step_.num_rows() - num_decode_rows_;
+  budget_.record(num_decode_rows_, num_prefill_rows, seconds(end - begin));
+  std::lock_guard lock(stats_mutex_);
+  ++stats_.num_steps;
+  stats_.num_rows += uint64_t(step_.num_rows());
+  stats_.num_prefill_rows += uint64_t(num_prefill_rows);
+  stats_.busy_s += seconds(end - begin);
+  if (gap_us >= 0) {
+    gaps_us_[num_gaps_++ % gaps_us_.size()] = gap_us;
+    const int bucket = gap_us < 1 ? 0 : std::ilogb(gap_us);
+    ++stats_.gap_histogram[std::min(size_t(bucket), stats_.gap_histogram.size() - 1)];
+  }
+  if (config_.trace && trace_.size() < kMaxTraceSteps)
+    trace_.push_back({seconds(begin.time_since_epoch()), seconds(forward_end_.time_since_epoch()),
+                      seconds(end.time_since_epoch()), num_decode_rows_, num_prefill_rows});
 }
 
 // Sequences in slots, and those whose admission the loop will not get to.
@@ -177,15 +208,18 @@ bool Executor::take_commands(bool may_wait) {
   std::unique_lock lock(command_mutex_, std::defer_lock);
   if (may_wait) {
     lock.lock();
-    command_arrived_.wait(lock, [&] { return closing_ || !commands_.empty(); });
+    command_arrived_.wait(lock, [&] { return closing_ || !commands_.empty() || !masks_.empty(); });
   } else if (!lock.try_lock()) {
     return true;  // somebody is adding commands right now: they are for the next step
   }
   if (closing_) return false;
   taken_.swap(commands_);
+  std::vector<MaskCommand> masks;
+  masks.swap(masks_);
   lock.unlock();
   for (Command& command : taken_) std::visit([this](auto& c) { apply(c); }, command);
   taken_.clear();
+  for (MaskCommand& mask : masks) apply(mask);
   return true;
 }
 
@@ -196,55 +230,111 @@ void Executor::apply(AdmitCommand& command) {
   slot = Slot{};
   slot.state = SlotState::prefill;
   slot.sequence_id = command.sequence_id;
-  slot.num_prompt = int(command.token_ids.size());
+  slot.num_prompt = command.num_prompt < 0 ? int(command.token_ids.size()) : command.num_prompt;
+  slot.priority = command.priority;
   slot.num_computed = command.num_cached;
   slot.tokens = std::move(command.token_ids);
   slot.sampling = std::move(command.sampling);
   slot.stop_ids.insert(slot.sampling.stop_token_ids.begin(), slot.sampling.stop_token_ids.end());
-  if (slot.sampling.params.has_penalties()) slot.counts.add_prompt(slot.tokens.data(), slot.num_prompt);
+  if (slot.sampling.params.has_penalties()) {
+    slot.counts.add_prompt(slot.tokens.data(), slot.num_prompt);
+    for (size_t i = size_t(slot.num_prompt); i < slot.tokens.size(); ++i) slot.counts.add_output(slot.tokens[i]);
+  }
   slot.num_blocks = int(command.blocks.size());
   std::copy(command.blocks.begin(), command.blocks.end(), block_row(command.slot));
-  order_.push_back(command.slot);
+  const auto after = std::find_if(order_.begin(), order_.end(),
+                                  [&](int other) { return slots_[size_t(other)].priority > slot.priority; });
+  order_.insert(after, command.slot);
+}
+
+Executor::Slot* Executor::running(int index, uint64_t sequence_id) {
+  Slot& slot = slots_[size_t(index)];
+  return slot.state == SlotState::free || slot.sequence_id != sequence_id ? nullptr : &slot;
 }
 
 void Executor::apply(ExtendCommand& command) {
-  Slot& slot = slots_[size_t(command.slot)];
-  if (slot.state == SlotState::free || slot.sequence_id != command.sequence_id) return;  // it has ended meanwhile
-  const int room = max_blocks_per_seq_ - slot.num_blocks;
-  const int count = std::min(room, int(command.blocks.size()));
-  std::copy_n(command.blocks.begin(), count, block_row(command.slot) + slot.num_blocks);
-  slot.num_blocks += count;
-  slot.asked_for_blocks = false;
+  Slot* slot = running(command.slot, command.sequence_id);
+  if (!slot) return;
+  const int count = std::min(max_blocks_per_seq_ - slot->num_blocks, int(command.blocks.size()));
+  std::copy_n(command.blocks.begin(), count, block_row(command.slot) + slot->num_blocks);
+  slot->num_blocks += count;
+  slot->asked_for_blocks = false;
 }
 
 void Executor::apply(CancelCommand& command) {
-  Slot& slot = slots_[size_t(command.slot)];
-  if (slot.state == SlotState::free || slot.sequence_id != command.sequence_id) return;
-  finish(slot, FinishReason::abort);
+  if (Slot* slot = running(command.slot, command.sequence_id)) finish(*slot, FinishReason::abort);
 }
 
-void Executor::apply(StepTokensCommand& command) { step_tokens_ = command.num_tokens; }
+void Executor::apply(PreemptCommand& command) {
+  if (Slot* slot = running(command.slot, command.sequence_id)) finish(*slot, FinishReason::preempted);
+}
 
-// Every decoding slot gets its row; what is left of the token budget goes to prefills, first admitted first.
+void Executor::apply(TargetTpotCommand& command) { budget_.set_target(command.seconds); }
+
+void Executor::apply(MaskCommand& command) {
+  Slot* slot = running(command.slot, command.sequence_id);
+  if (!slot || command.output_index != slot->num_output()) return;
+  slot->mask = std::move(command.allowed);
+  slot->mask_index = command.output_index;
+  slot->awaits_mask = false;
+}
+
+// Every decoding slot gets its row; the token budget says how many rows of prefill go with them.
 bool Executor::compose() {
   step_.clear();
   tasks_.clear();
-  for (SlotState wanted : {SlotState::decode, SlotState::prefill}) {
-    for (int index : order_) {
-      Slot& slot = slots_[size_t(index)];
-      if (slot.state != wanted) continue;
-      const int granted = slot.num_blocks * kKvBlockTokens - slot.num_computed;
-      const int wanted_rows = int(slot.tokens.size()) - slot.num_computed;
-      const int rows = std::min({wanted_rows, granted, step_tokens_ - step_.num_rows()});
-      if (granted < wanted_rows && !slot.asked_for_blocks) {
-        slot.asked_for_blocks = true;
-        const int missing = num_blocks_for(int(slot.tokens.size())) - slot.num_blocks;
-        unpublished_.emplace_back(Event::Kind::blocks_low, slot.sequence_id, missing);
-      }
-      if (rows > 0) add_rows(index, rows);
-    }
+  for (int index : order_) {
+    Slot& slot = slots_[size_t(index)];
+    if (slot.state == SlotState::decode && possible_rows(slot) > 0) add_rows(index, 1);
+  }
+  num_decode_rows_ = step_.num_rows();
+  allotments_.clear();
+  for (int index : order_) {
+    Slot& slot = slots_[size_t(index)];
+    if (slot.state != SlotState::prefill) continue;
+    if (const int rows = possible_rows(slot); rows > 0) allotments_.push_back({index, rows, 0});
+  }
+  if (!allotments_.empty()) {
+    allot_prefill(budget_.prefill_rows(num_decode_rows_, int(allotments_.size())));
+    for (const Allotment& a : allotments_)
+      if (a.rows > 0) add_rows(a.slot, a.rows);
   }
   return step_.num_rows() > 0;
+}
+
+// The first in line gets half of the budget, so that it surely comes through; the one with the least left to do gets
+// the other half, so that a short prompt does not wait for a long one; what they leave goes to the others in line.
+void Executor::allot_prefill(int budget) {
+  const auto give = [&](Allotment& to, int most) {
+    const int rows = std::min({to.possible - to.rows, most, budget});
+    to.rows += rows;
+    budget -= rows;
+  };
+  Allotment& head = allotments_.front();
+  const auto left = [&](const Allotment& a) {
+    const Slot& slot = slots_[size_t(a.slot)];
+    return int(slot.tokens.size()) - slot.num_computed;
+  };
+  Allotment* shortest = &head;
+  for (Allotment& a : allotments_)
+    if (slots_[size_t(a.slot)].priority == slots_[size_t(head.slot)].priority && left(a) < left(*shortest))
+      shortest = &a;
+  give(head, (budget + 1) / 2);
+  give(*shortest, budget);
+  for (Allotment& a : allotments_) give(a, budget);
+}
+
+// Tokens of a slot that could be computed now: those that are known, as far as there are blocks for them.
+int Executor::possible_rows(Slot& slot) {
+  if (slot.awaits_mask) return 0;
+  const int wanted = int(slot.tokens.size()) - slot.num_computed;
+  const int granted = slot.num_blocks * kKvBlockTokens - slot.num_computed;
+  if (granted < wanted && !slot.asked_for_blocks) {
+    slot.asked_for_blocks = true;
+    const int missing = num_blocks_for(int(slot.tokens.size())) - slot.num_blocks;
+    unpublished_.emplace_back(Event::Kind::blocks_low, slot.sequence_id, missing);
+  }
+  return std::min(wanted, granted);
 }
 
 void Executor::add_rows(int slot_index, int num_rows) {
@@ -272,12 +362,64 @@ void Executor::run_step() {
     // The slot is found through its block row: sequences hold pointers into the table.
     const size_t index = size_t(sequence.block_table - block_tables_.data()) / size_t(max_blocks_per_seq_);
     slots_[index].num_computed += sequence.num_rows;
+    report_prefill(slots_[index], sequence.num_rows);
   }
   const int num_logit_rows = int(step_.logit_rows.size());
   for (int first = 0; first < num_logit_rows; first += program_->max_logit_rows()) {
     const int count = std::min(program_->max_logit_rows(), num_logit_rows - first);
     program_->run_head(step_, first, count, cache_, pool_);
+    forward_end_ = Clock::now();
+    take_masks(first, count);
     sample_rows(first, count);
+  }
+  if (num_logit_rows == 0) forward_end_ = Clock::now();
+}
+
+// Blocks that have been filled can be shared from now on. The end of a prefill is told by its token.
+void Executor::report_prefill(const Slot& slot, int num_rows) {
+  const bool more_to_come = slot.num_computed < int(slot.tokens.size());
+  if (more_to_come && slot.num_computed / kKvBlockTokens > (slot.num_computed - num_rows) / kKvBlockTokens)
+    unpublished_.emplace_back(Event::Kind::prefilled, slot.sequence_id, slot.num_computed);
+}
+
+// Masks that have come during the forward pass. A row whose mask is late is not sampled: it will be computed again.
+void Executor::take_masks(int first, int count) {
+  const auto is_late = [&](int i) {
+    const LogitTask& task = tasks_[size_t(first + i)];
+    return task.sample && !slots_[size_t(task.slot)].has_mask();
+  };
+  const auto any_is_late = [&] {
+    for (int i = 0; i < count; ++i)
+      if (is_late(i)) return true;
+    return false;
+  };
+  const Clock::time_point deadline = Clock::now() + kMaskPatience;
+  std::vector<MaskCommand> masks, unknown;
+  while (any_is_late()) {
+    masks.clear();
+    {
+      std::unique_lock lock(command_mutex_);
+      command_arrived_.wait_until(lock, deadline, [&] { return closing_ || !masks_.empty(); });
+      masks.swap(masks_);
+    }
+    if (masks.empty()) break;
+    for (MaskCommand& mask : masks)
+      if (running(mask.slot, mask.sequence_id))
+        apply(mask);
+      else
+        unknown.push_back(std::move(mask));  // of a sequence whose admission waits for the end of this step
+  }
+  if (!unknown.empty()) {
+    std::lock_guard lock(command_mutex_);
+    masks_.insert(masks_.begin(), std::make_move_iterator(unknown.begin()), std::make_move_iterator(unknown.end()));
+  }
+  for (int i = 0; i < count; ++i) {
+    if (!is_late(i)) continue;
+    LogitTask& task = tasks_[size_t(first + i)];
+    Slot& slot = slots_[size_t(task.slot)];
+    task.sample = false;
+    slot.awaits_mask = true;
+    --slot.num_computed;
   }
 }
 
@@ -296,12 +438,13 @@ void Executor::sample_rows(int first, int count) {
                                     slot.sampling.num_prompt_logprobs, result.top, scratch_[size_t(worker)]);
     }
     if (task.sample) {
-      const int num_output = int(slot.tokens.size()) - slot.num_prompt;
-      if (num_output < slot.sampling.min_tokens)
+      const bool constrained = slot.sampling.constrained;  // then the grammar alone says where the end may come
+      if (slot.num_output() < slot.sampling.min_tokens && !constrained)
         for (int32_t token : slot.stop_ids) logits[token] = -std::numeric_limits<float>::infinity();
       const TokenCounts* counts = slot.sampling.params.has_penalties() ? &slot.counts : nullptr;
-      results_[size_t(i)] = sample(kernels, logits, vocab, slot.sampling.params, counts, nullptr, uint64_t(num_output),
-                                   scratch_[size_t(worker)]);
+      results_[size_t(i)] =
+          sample(kernels, logits, vocab, slot.sampling.params, counts, constrained ? slot.mask.data() : nullptr,
+                 uint64_t(slot.num_output()), scratch_[size_t(worker)]);
     }
   });
   for (int i = 0; i < count; ++i) {
@@ -330,15 +473,14 @@ void Executor::take_token(int slot_index, SampleResult& result) {
     event.top = std::move(result.top);
   }
   unpublished_.push_back(std::move(event));
-  const int num_output = int(slot.tokens.size()) - slot.num_prompt;
   if (slot.stop_ids.contains(result.token))
     finish(slot, FinishReason::stop);
-  else if (num_output >= slot.sampling.max_tokens || int(slot.tokens.size()) >= config_.max_seq_len)
+  else if (slot.num_output() >= slot.sampling.max_tokens || int(slot.tokens.size()) >= config_.max_seq_len)
     finish(slot, FinishReason::length);
 }
 
 void Executor::finish(Slot& slot, FinishReason reason) {
-  Event event(Event::Kind::finished, slot.sequence_id);
+  Event event(Event::Kind::finished, slot.sequence_id, slot.num_computed);
   event.reason = reason;
   unpublished_.push_back(std::move(event));
   slot.state = SlotState::free;
@@ -354,21 +496,27 @@ void Executor::publish(bool may_wait) {
     lock.lock();
   else if (!lock.try_lock())
     return;  // the reader is taking events right now: these come with the next step's
-  if (events_.empty()) {
-    events_.swap(unpublished_);
-  } else {
-    std::move(unpublished_.begin(), unpublished_.end(), std::back_inserter(events_));
-    unpublished_.clear();
-  }
+  events_.push_back(std::move(unpublished_));
   lock.unlock();
   event_arrived_.notify_one();
+  unpublished_.clear();
+  unpublished_.reserve(2 * slots_.size());
 }
 
 void Executor::wait(double timeout_s, std::vector<Event>& out) {
   out.clear();
-  std::unique_lock lock(event_mutex_);
-  event_arrived_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return ended_ || !events_.empty(); });
-  out.swap(events_);
+  std::vector<std::vector<Event>> batches;
+  {
+    std::unique_lock lock(event_mutex_);
+    event_arrived_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return ended_ || !events_.empty(); });
+    batches.swap(events_);
+  }
+  for (std::vector<Event>& batch : batches) std::move(batch.begin(), batch.end(), std::back_inserter(out));
+}
+
+std::vector<StepRecord> Executor::take_trace() {
+  std::lock_guard lock(stats_mutex_);
+  return std::exchange(trace_, {});
 }
 
 ExecutorStats Executor::stats() const {

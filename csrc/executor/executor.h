@@ -23,11 +23,13 @@
 #include "executor/program.h"
 #include "executor/sampler.h"
 #include "executor/step.h"
+#include "executor/token_budget.h"
 #include "platform/thread_pool.h"
 
 namespace gapless {
 
-enum class FinishReason : uint8_t { stop, length, abort, error };
+// `preempted` is no end: the sequence is to be admitted again, with the tokens it has by then.
+enum class FinishReason : uint8_t { stop, length, abort, error, preempted };
 
 const char* finish_reason_name(FinishReason reason);
 
@@ -38,6 +40,7 @@ struct SlotSampling {
   int min_tokens = 0;  // stop tokens can't be sampled before that many
   std::vector<int32_t> stop_token_ids;
   int num_prompt_logprobs = -1;  // -1: none
+  bool constrained = false;      // every token is sampled under a mask of its own (MaskCommand), or not at all
 };
 
 struct AdmitCommand {
@@ -46,7 +49,9 @@ struct AdmitCommand {
   std::vector<int32_t> token_ids;
   std::vector<int32_t> blocks;
   SlotSampling sampling;
-  int num_cached;
+  int num_cached;       // first tokens whose keys and values are in the given blocks already
+  int num_prompt = -1;  // tokens after these are output: a preempted sequence goes on; -1: all are prompt
+  int priority = 0;     // lower values prefill first
 };
 struct ExtendCommand {
   int slot;
@@ -57,19 +62,33 @@ struct CancelCommand {
   int slot;
   uint64_t sequence_id;
 };
-struct StepTokensCommand {
-  int num_tokens;
+struct PreemptCommand {
+  int slot;
+  uint64_t sequence_id;
 };
-using Command = std::variant<AdmitCommand, ExtendCommand, CancelCommand, StepTokensCommand>;
+struct TargetTpotCommand {
+  double seconds;  // 0: automatic
+};
+// The tokens that may be sampled as output number `output_index` (0 is the first): bit t % 32 of word t / 32.
+struct MaskCommand {
+  int slot;
+  uint64_t sequence_id;
+  int output_index;
+  std::vector<uint32_t> allowed;
+};
+using Command =
+    std::variant<AdmitCommand, ExtendCommand, CancelCommand, PreemptCommand, TargetTpotCommand, MaskCommand>;
 
 struct Event {
-  enum class Kind : uint8_t { token, prompt_logprobs, finished, blocks_low, failed };
+  enum class Kind : uint8_t { token, prompt_logprobs, prefilled, finished, blocks_low, failed };
   explicit Event(Kind kind, uint64_t sequence_id = 0, int32_t value = 0)
       : kind(kind), sequence_id(sequence_id), value(value) {}
 
   Kind kind;
   uint64_t sequence_id;
-  int32_t value;  // token: its id; prompt_logprobs: the position; blocks_low: the number of blocks
+  // token: its id; prompt_logprobs: the position; prefilled, finished: tokens whose keys and values are in the cache;
+  // blocks_low: the number of blocks
+  int32_t value;
   FinishReason reason = FinishReason::stop;
   bool has_logprob = false;
   TokenLogprob logprob{};  // of the token (or of the prompt token at that position)
@@ -83,15 +102,27 @@ struct ExecutorConfig {
   int max_seq_len;
   int max_step_tokens;
   int num_threads;
+  bool trace = false;
 };
 
 struct ExecutorStats {
   uint64_t num_steps = 0;
   uint64_t num_rows = 0;
+  uint64_t num_prefill_rows = 0;
   double busy_s = 0;  // inside steps, from the first op to the end of sampling
   double work_s = 0;  // from the first to the last moment with work, gaps included
   double gap_p50_us = 0;
   double gap_p99_us = 0;
+  std::array<uint64_t, 24>
+      gap_histogram{};  // of all steps: bucket i holds gaps of [2^i, 2^(i+1)) us, the first all below
+};
+
+// One step as a trace shows it; seconds of the monotonic clock.
+struct StepRecord {
+  double begin_s;        // the first op
+  double forward_end_s;  // all but the last rows of logits have been sampled
+  double end_s;          // the end of sampling
+  int num_decode_rows, num_prefill_rows;
 };
 
 class Executor {
@@ -113,6 +144,9 @@ class Executor {
 
   ExecutorStats stats() const;
 
+  // The steps since the last call (at most 2^20 are kept); none without config().trace.
+  std::vector<StepRecord> take_trace();
+
   // Ends the loop after the running step. Sequences that are still open end with `abort`. Idempotent.
   void close();
 
@@ -132,6 +166,20 @@ class Executor {
     SlotSampling sampling;
     TokenCounts counts;
     std::unordered_set<int32_t> stop_ids;
+    int priority = 0;
+    std::vector<uint32_t> mask;
+    int mask_index = -1;       // the output that `mask` is for
+    bool awaits_mask = false;  // has been computed once and could not be sampled
+
+    int num_output() const { return int(tokens.size()) - num_prompt; }
+    bool has_mask() const { return !sampling.constrained || mask_index == num_output(); }
+  };
+
+  // Rows of prefill that a slot gets in this step.
+  struct Allotment {
+    int slot;
+    int possible;
+    int rows;
   };
 
   // A row of logits and what is to be done with it.
@@ -145,7 +193,9 @@ class Executor {
   void check(const AdmitCommand& command) const;
   void check(const ExtendCommand& command) const;
   void check(const CancelCommand& command) const;
-  void check(const StepTokensCommand& command) const;
+  void check(const PreemptCommand& command) const;
+  void check(const TargetTpotCommand& command) const;
+  void check(const MaskCommand& command) const;
   void check_slot(int slot) const;
   void check_blocks(const std::vector<int32_t>& blocks) const;
 
@@ -155,11 +205,19 @@ class Executor {
   void apply(AdmitCommand& command);
   void apply(ExtendCommand& command);
   void apply(CancelCommand& command);
-  void apply(StepTokensCommand& command);
+  void apply(PreemptCommand& command);
+  void apply(TargetTpotCommand& command);
+  void apply(MaskCommand& command);
+  Slot* running(int slot, uint64_t sequence_id);  // null when that sequence has ended
   bool compose();
+  int possible_rows(Slot& slot);
+  void allot_prefill(int budget);
   void add_rows(int slot, int num_rows);
   void run_step();
+  void report_prefill(const Slot& slot, int num_rows);
+  void take_masks(int first, int count);
   void sample_rows(int first, int count);
+  void record_step(Clock::time_point begin, Clock::time_point end, float gap_us);
   void finish(Slot& slot, FinishReason reason);
   void take_token(int slot_index, SampleResult& result);
   void publish(bool may_wait);
@@ -173,9 +231,12 @@ class Executor {
   // The loop's own state.
   ThreadPool pool_;
   std::vector<Slot> slots_;
-  std::vector<int> order_;  // occupied slots by admission
+  std::vector<int> order_;  // occupied slots by priority, then admission
   std::vector<int32_t> block_tables_;
-  int step_tokens_;
+  TokenBudget budget_;
+  int num_decode_rows_ = 0;  // of the step
+  Clock::time_point forward_end_{};
+  std::vector<Allotment> allotments_;
   Step step_;
   std::vector<LogitTask> tasks_;
   std::vector<SampleResult> results_;
@@ -187,17 +248,19 @@ class Executor {
   std::mutex command_mutex_;
   std::condition_variable command_arrived_;
   std::vector<Command> commands_;
+  std::vector<MaskCommand> masks_;  // apart from the others: also taken in mid-step
   bool closing_ = false;
 
   std::mutex event_mutex_;
   std::condition_variable event_arrived_;
-  std::vector<Event> events_;
+  std::vector<std::vector<Event>> events_;  // a batch is handed over in constant time
   bool ended_ = false;
 
   mutable std::mutex stats_mutex_;
   ExecutorStats stats_;
   std::array<float, 4096> gaps_us_{};  // the latest gaps, a ring
   uint64_t num_gaps_ = 0;
+  std::vector<StepRecord> trace_;
 
   std::thread thread_;  // last: started when all else is ready
 };

@@ -29,7 +29,8 @@ struct LinearArgs {
 };
 
 // A row of int8 activations: groups of 44 bytes (A8Group in simd/int8_dot.h).
-constexpr int64_t a8_row_bytes(int k) { return int64_t(k + 31) / 32 * 44; }
+inline constexpr int kA8GroupBytes = 64;
+constexpr int64_t a8_row_bytes(int k) { return int64_t(k + 31) / 32 * kA8GroupBytes; }
 
 struct LinearKernels {
   // Quantizes x[k] to int8 with one scale per 32 values, into a8_row_bytes(k) bytes. Same bytes on every ISA.

@@ -3,9 +3,8 @@
 // A few rows (decode) take the weights straight from memory: each group is unpacked in registers for all rows at once.
 // More rows (prefill, many streams) share an unpacked copy of a block of groups in L1. Both give the same bits: per row
 // and output, in the order of the groups,
-//   total = fma(integer dot of the group, weight scale * activation scale, total)
-//   total = fma(min, activation offset, total)
-// where a weight without minimum has one all the same: its zero point times its scale.
+//   total = fma(integer dot of the group with the weights less their zero point, weight scale * activation scale,
+//   total) total = fma(min, activation offset, total), for weights that have a minimum instead of a zero point
 #pragma once
 
 #include "ops/linear_input.h"
@@ -26,9 +25,6 @@ constexpr int a8_rows([[maybe_unused]] int bits) {
 }
 
 constexpr int kBlockGroups = 8;  // 4 KB unpacked (8 KB for int8 on AVX2)
-
-// int6 takes its zero point into its integer sums, signed eight-bit weights have none.
-constexpr bool has_offset(int bits) { return bits != 6 && !(bits == 8 && kSignedWeights); }
 
 template <int bits, bool has_min>
 struct PackedGroup {
@@ -52,25 +48,21 @@ struct PackedGroup {
     return make_operand<bits>(unpack_step<bits, step>(quants));
   }
   GAPLESS_INLINE F32x16 scale() const { return scales.scale(); }
-  GAPLESS_INLINE F32x16 min() const {
-    if constexpr (has_min) return scales.min();
-    return mul(scale(), set1(float(zero_point_of(bits, has_min))));
-  }
+  GAPLESS_INLINE F32x16 min() const { return scales.min(); }
   GAPLESS_INLINE SubScales<bits> subs() const { return load_sub_scales<bits>(scales.subs); }
 };
 
 // Kept as bytes and floats: loaded as vectors, where copies of vector structs would be split into smaller moves.
-template <int bits>
+template <int bits, bool has_min>
 struct UnpackedGroup {
   alignas(64) std::byte steps[8][sizeof(Operand<bits>)];
-  float group_scale[kTileRows], group_min[kTileRows];
+  float group_scale[kTileRows], group_min[has_min ? kTileRows : 1];
   std::byte group_subs[bits == 6 ? sizeof(SubScales<bits>) : 1];
 
-  template <bool has_min>
   GAPLESS_INLINE void assign(const PackedGroup<bits, has_min>& group) {
     unroll<8>([&](auto step) GAPLESS_LAMBDA_INLINE { store_operand(steps[step], group.template operand<step>()); });
     store(group_scale, group.scale());
-    if constexpr (has_offset(bits)) store(group_min, group.min());
+    if constexpr (has_min) store(group_min, group.min());
     if constexpr (bits == 6) store_sub_scales(group_subs, group.subs());
   }
 
@@ -85,7 +77,7 @@ struct UnpackedGroup {
 
 // Adds `num_groups` groups of one tile to the sums of `rows` rows. `cursor` is a pointer to unpacked groups or a
 // PackedGroup.
-template <int bits, int rows, typename Cursor>
+template <int bits, bool has_min, int rows, typename Cursor>
 GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, int64_t x_stride,
                                float (*sums)[kTileRows]) {
   F32x16 totals[rows];
@@ -96,7 +88,7 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
     const auto row = [&](int r) GAPLESS_LAMBDA_INLINE {
       return reinterpret_cast<const A8Group*>(reinterpret_cast<const std::byte*>(x) + r * x_stride);
     };
-    Dot<bits> dots[rows];
+    Dot<bits, !has_min> dots[rows];
     unroll<8>([&](auto step) GAPLESS_LAMBDA_INLINE {
       const Operand<bits> w = group.template operand<step>();
       unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { dots[r].template add<step>(w, row(r), subs); });
@@ -106,7 +98,7 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
       const F32x16 dot = dots[r].finish(row(r), subs);
       totals[r] = fma(dot, mul(scale, set1(row(r)->scale)), totals[r]);
     });
-    if constexpr (has_offset(bits)) {
+    if constexpr (has_min) {
       const F32x16 min = group.min();
       unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(min, set1(row(r)->offset), totals[r]); });
     }
@@ -115,12 +107,13 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
 }
 
 // The largest powers of two first, so that few sizes of the kernel are needed.
-template <int bits, int rows, typename Cursor>
+template <int bits, bool has_min, int rows, typename Cursor>
 GAPLESS_INLINE void add_groups_to_rows(const Cursor& cursor, int num_groups, const InputRows& input, int first_group,
                                        int row, TileSums& sums) {
   for (; row + rows <= input.num_rows; row += rows)
-    add_groups<bits, rows>(cursor, num_groups, input.groups(row) + first_group, input.xq_stride, sums + row);
-  if constexpr (rows > 1) add_groups_to_rows<bits, rows / 2>(cursor, num_groups, input, first_group, row, sums);
+    add_groups<bits, has_min, rows>(cursor, num_groups, input.groups(row) + first_group, input.xq_stride, sums + row);
+  if constexpr (rows > 1)
+    add_groups_to_rows<bits, has_min, rows / 2>(cursor, num_groups, input, first_group, row, sums);
 }
 
 template <int bits, bool has_min>
@@ -128,15 +121,15 @@ void a8_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums& 
   for (int row = 0; row < input.num_rows; ++row) store(sums[row], zero());
   PackedGroup<bits, has_min> packed(w, tile, 0);
   if (input.num_rows <= a8_rows(bits)) {
-    add_groups_to_rows<bits, a8_rows(bits)>(packed, w.num_groups, input, 0, 0, sums);
+    add_groups_to_rows<bits, has_min, a8_rows(bits)>(packed, w.num_groups, input, 0, 0, sums);
     return;
   }
-  UnpackedGroup<bits> block[kBlockGroups];
+  UnpackedGroup<bits, has_min> block[kBlockGroups];
   for (int first = 0; first < w.num_groups; first += kBlockGroups) {
     const int n = w.num_groups - first < kBlockGroups ? w.num_groups - first : kBlockGroups;
     for (int g = 0; g < n; ++g, ++packed) block[g].assign(packed);
-    const UnpackedGroup<bits>* cursor = block;
-    add_groups_to_rows<bits, a8_rows(bits)>(cursor, n, input, first, 0, sums);
+    const UnpackedGroup<bits, has_min>* cursor = block;
+    add_groups_to_rows<bits, has_min, a8_rows(bits)>(cursor, n, input, first, 0, sums);
   }
 }
 

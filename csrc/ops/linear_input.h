@@ -13,6 +13,8 @@ constexpr int kMaxRows = 64;
 // to leave it to the hardware (Zen 3, one row); 1, 2 and 4 KB differ little.
 constexpr int kPrefetchBytes = 2048;
 
+static_assert(sizeof(A8Group) == kA8GroupBytes);
+
 struct InputRows {
   const float* x;
   int64_t x_stride;

@@ -52,10 +52,16 @@ GAPLESS_INLINE void quantize_group(F32x16 low, F32x16 high, A8Group* out) {
   const Rounded q = rounded(low, high, level * inverse);
   const FourSums sums = reduce_add(q.low, q.high, q.low, q.high);  // of integers: exact
   store_i8(out->q, q.low, q.high);
+  const int halves[2] = {int(sums.v[0]), int(sums.v[1])}, sum = halves[0] + halves[1];
   out->scale = scale;
-  out->half_sum[0] = int16_t(sums.v[0]);
-  out->half_sum[1] = int16_t(sums.v[1]);
-  out->offset = -scale * (sums.v[0] + sums.v[1]);
+  out->offset = -scale * float(sum);
+  out->zero_dot[0] = -8 * sum;
+  out->zero_dot[1] = -16 * sum;
+  out->zero_dot[2] = -128 * sum;
+  for (int i = 0; i < 2; ++i) {
+    out->half_zero[i] = -32 * halves[i];
+    out->half_sum[i] = int16_t(halves[i]);
+  }
 }
 
 void quantize_row(const float* x, int k, std::byte* out) {

@@ -5,8 +5,8 @@
 // number. How a line is multiplied is the ISA's business: vpdpbusd, sdot, or vpmaddubsw with 16-bit partial sums that
 // are widened before they can overflow.
 //
-// The sum is that of the unsigned numbers as they are stored; their zero point is left to the caller, except for int6,
-// whose two halves have factors of their own, and where eight-bit weights have to be signed (kSignedWeights).
+// Weights are stored unsigned. Of those with a zero point (`centred`), zero point times the sum of the activations is
+// part of the sum; the activations bring it along, so it costs nothing where it can be the accumulator's start value.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,24 @@ namespace gapless::GAPLESS_ISA {
 struct A8Group {
   int8_t q[32];
   float scale;
-  float offset;         // -scale * (sum of q): the weights' minimum times this is added to the dot product
-  int16_t half_sum[2];  // of the first and the last 16 q
+  float offset;          // -scale * (sum of q): the weights' minimum times this is added to the dot product
+  int32_t zero_dot[3];   // the sum of q times minus the zero point of int4, int5, int8
+  int32_t half_zero[2];  // the sums of the first and the last 16 q times minus the zero point of int6
+  int16_t half_sum[2];   // of the first and the last 16 q
 };
-static_assert(sizeof(A8Group) == 44);
+static_assert(sizeof(A8Group) == 64);
+template <int bits>
+GAPLESS_INLINE const int32_t& zero_dot(const A8Group* x) {
+  static_assert(bits == 4 || bits == 5 || bits == 8);
+  return x->zero_dot[bits == 8 ? 2 : bits - 4];
+}
 
 // The weights of one step, in the form that Dot wants, and the two integer scales per group that int6 has.
 template <int bits>
 struct Operand;
 template <int bits>
 struct SubScales {};
-template <int bits>
+template <int bits, bool centred>
 struct Dot;
 template <int bits>
 GAPLESS_INLINE SubScales<bits> load_sub_scales(const int8_t*) {
@@ -43,11 +50,10 @@ GAPLESS_INLINE SubScales<bits> reload_sub_scales(const std::byte*) {
 
 #if defined(GAPLESS_ISA_AVX2)
 
-constexpr bool kSignedWeights = false;
-
 struct I32x16 {
   __m256i lo, hi;
 };
+GAPLESS_INLINE I32x16 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 GAPLESS_INLINE I32x16 operator+(I32x16 x, I32x16 y) {
   I32x16 sum = {_mm256_add_epi32(x.lo, y.lo), _mm256_add_epi32(x.hi, y.hi)};
   asm("" : "+x"(sum.lo), "+x"(sum.hi));  // as for Pairs below
@@ -96,7 +102,7 @@ GAPLESS_INLINE Operand<bits> load_operand(const std::byte* p) {
 }
 
 // The sum of up to 8, 4, 2 steps stays below 2^15: 15 * 128 * 2 * 8, 31 * 128 * 2 * 4, 63 * 128 * 2 * 2.
-template <int bits>
+template <int bits, bool centred>
 struct Dot {
   static constexpr int kRun = bits == 4 ? 8 : 4;
   Pairs run;
@@ -111,7 +117,10 @@ struct Dot {
       sum = step < kRun ? wide : sum + wide;
     }
   }
-  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<bits>&) const { return to_f32(sum); }
+  GAPLESS_INLINE F32x16 finish(const A8Group* x, const SubScales<bits>&) const {
+    if constexpr (centred) return to_f32(sum + set1_i32(zero_dot<bits>(x)));
+    return to_f32(sum);
+  }
 };
 
 template <>
@@ -144,8 +153,8 @@ GAPLESS_INLINE SubScales<6> reload_sub_scales<6>(const std::byte* p) {
   return {{first.lo, first.hi}, {second.lo, second.hi}, {correction.lo, correction.hi}};
 }
 
-template <>
-struct Dot<6> {
+template <bool centred>
+struct Dot<6, centred> {
   Pairs run;
   I32x16 sum;
 
@@ -181,8 +190,8 @@ template <>
 GAPLESS_INLINE Operand<8> load_operand<8>(const std::byte* p) {
   return {load_line(p), load_line(p + 64)};
 }
-template <>
-struct Dot<8> {
+template <bool centred>
+struct Dot<8, centred> {
   Pairs low, high;
 
   template <int step>
@@ -191,8 +200,8 @@ struct Dot<8> {
     low = step == 0 ? low_product : low + low_product;
     high = step == 0 ? high_product : high + high_product;
   }
-  GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<8>&) const {
-    return to_f32(widen(low, int16_t(1)) + widen(high, int16_t(16)));
+  GAPLESS_INLINE F32x16 finish(const A8Group* x, const SubScales<8>&) const {
+    return to_f32(widen(low, int16_t(1)) + widen(high, int16_t(16)) + set1_i32(zero_dot<8>(x)));
   }
 };
 
@@ -282,12 +291,14 @@ GAPLESS_INLINE Operand<bits> load_operand(const std::byte* p) {
   return {load_line(p)};
 }
 
-template <int bits>
+template <int bits, bool centred>
 struct Dot {
-  I32x16 sum = set1_i32(0);
+  I32x16 sum;
 
   template <int step>
   GAPLESS_INLINE void add(Operand<bits> w, const A8Group* x, const SubScales<bits>&) {
+    constexpr bool is_signed = bits == 8 && kSignedWeights;  // without a zero point then
+    if constexpr (step == 0) sum = set1_i32(centred && !is_signed ? zero_dot<bits>(x) : 0);
     dot_step<bits, step>(sum, w.line, x);
   }
   GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<bits>&) const { return to_f32(sum); }
@@ -313,18 +324,15 @@ GAPLESS_INLINE SubScales<6> reload_sub_scales<6>(const std::byte* p) {
   return {load(reinterpret_cast<const float*>(p)), load(reinterpret_cast<const float*>(p + 64))};
 }
 
-template <>
-struct Dot<6> {
+template <bool centred>
+struct Dot<6, centred> {
   I32x16 first, second;
 
-  GAPLESS_INLINE void begin(const A8Group* x) {
-    first = set1_i32(-32 * x->half_sum[0]);
-    second = set1_i32(-32 * x->half_sum[1]);
-  }
   template <int step>
   GAPLESS_INLINE void add(Operand<6> w, const A8Group* x, const SubScales<6>&) {
-    if constexpr (step == 0) begin(x);
-    dot_step<6, step>(step < 4 ? first : second, w.line, x);
+    I32x16& sum = step < 4 ? first : second;
+    if constexpr (step % 4 == 0) sum = set1_i32(x->half_zero[step / 4]);
+    dot_step<6, step>(sum, w.line, x);
   }
   GAPLESS_INLINE F32x16 finish(const A8Group*, const SubScales<6>& subs) const {
     return fma(to_f32(second), subs.second, mul(to_f32(first), subs.first));

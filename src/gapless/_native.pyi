@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
 U8 = npt.NDArray[np.uint8]
 
 def cpu_info() -> dict[str, Any]:
@@ -158,6 +159,7 @@ class Sampling:
         num_logprobs: int = -1,
         num_prompt_logprobs: int = -1,
         logit_bias: dict[int, float] | None = None,
+        constrained: bool = False,
     ) -> None: ...
 
 class Executor:
@@ -173,6 +175,7 @@ class Executor:
         max_seq_len: int,
         max_step_tokens: int,
         num_threads: int,
+        trace: bool = False,
     ) -> None: ...
     block_size: int
     @property
@@ -187,26 +190,42 @@ class Executor:
         blocks: I32,
         sampling: Sampling,
         num_cached: int = 0,
+        num_prompt: int = -1,
+        priority: int = 0,
     ) -> None:
         """Occupies `slot` with a sequence; `blocks` cover at least the prompt plus one token, or the slot
-        waits for
-        `extend`. The first `num_cached` tokens are already in the cache."""
+        waits for `extend`. The first `num_cached` tokens are already in the cache. Tokens after the first
+        `num_prompt` (-1: all) are output of a preempted sequence, which goes on. Lower `priority` prefills
+        first."""
     def extend(self, slot: int, sequence_id: int, blocks: I32) -> None: ...
     def cancel(self, slot: int, sequence_id: int) -> None:
         """Ends with an `abort` event, unless the sequence has ended by then."""
-    def set_step_tokens(self, num_tokens: int) -> None: ...
+    def preempt(self, slot: int, sequence_id: int) -> None:
+        """Ends with a `preempted` event, unless the sequence has ended by then."""
+    def set_mask(self, slot: int, sequence_id: int, output_index: int, mask: U32) -> None:
+        """The tokens that output number `output_index` (0 is the first) of a constrained sequence may be: bit
+        t % 32 of word t / 32 for token t. The slot waits for it; the others do not."""
+    def set_target_tpot(self, seconds: float) -> None:
+        """How long a step with prefill may take while other sequences decode; 0: 1.6 times as long as
+        without, more while more sequences wait for their prompts than decode."""
     def wait(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """Blocks (without the GIL) until there are events or the time is over. Events, in order:
 
         ("token", sequence_id, token_id, logprob | None, rank | None, top: list[(token_id, logprob)])
         ("prompt_logprobs", sequence_id, position, logprob, rank, top)      for prompt token `position` (1...)
-        ("finished", sequence_id, reason)       reason: "stop" | "length" | "abort" | "error"; the slot is
-        free
+        ("prefilled", sequence_id, num_computed)  more blocks of a prompt are filled
+        ("finished", sequence_id, reason, num_computed)   reason: "stop" | "length" | "abort" | "error" |
+                                                "preempted"; the slot is free, the keys and values of the
+                                                first num_computed tokens are in its blocks
         ("blocks_low", sequence_id, num_blocks) the slot needs that many more blocks to go on
         ("failed", message)                     the loop has died; nothing more comes
         A stop token is reported as a "token" event before "finished".
         """
-    def stats(self) -> dict[str, float]:
-        """num_steps, num_rows, busy_s (in steps), work_s (with the gaps, of work that has ended), gap_p50_us,
-        gap_p99_us (of the latest 4096)."""
+    def stats(self) -> dict[str, Any]:
+        """num_steps, num_rows, num_prefill_rows, busy_s (in steps), work_s (with the gaps, of work that has
+        ended), gap_p50_us, gap_p99_us (of the latest 4096), gap_histogram (of all: counts of gaps in
+        [2^i, 2^(i+1)) us)."""
+    def take_trace(self) -> list[tuple[float, float, float, int, int]]:
+        """(begin_s, forward_end_s, end_s, num_decode_rows, num_prefill_rows) of each step since the last
+        call, by `time.perf_counter`. Empty without `trace`."""
     def close(self) -> None: ...

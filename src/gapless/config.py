@@ -30,6 +30,11 @@ class EngineConfig:
     """Upper bound of the KV cache; None: half of the free memory. Memory is taken only as the cache fills."""
     max_step_tokens: int = 512
     """Tokens of prompts and outputs that one step computes at most."""
+    prefix_caching: bool = True
+    """Sequences that begin alike share what has been computed for their beginning."""
+    target_tpot_ms: float | None = None
+    """Prompts are computed in pieces, so that running sequences get a token this often; None: 1.6 times
+    later than without at most, unless more sequences wait for their prompts than run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", os.fspath(self.model))
@@ -43,5 +48,8 @@ class EngineConfig:
         if self.kv_cache_gib is not None:
             check.real("kv_cache_gib", self.kv_cache_gib, 0.0, open_low=True)
         check.integer("max_step_tokens", self.max_step_tokens, 1, 1 << 16)
+        check.boolean("prefix_caching", self.prefix_caching)
+        if self.target_tpot_ms is not None:
+            check.real("target_tpot_ms", self.target_tpot_ms, 0.0, open_low=True)
         if self.max_step_tokens < self.max_num_seqs:  # every running sequence must get its token in each step
             object.__setattr__(self, "max_step_tokens", self.max_num_seqs)

@@ -46,6 +46,8 @@ class LLM:
         max_num_seqs: int = 64,
         kv_cache_gib: float | None = None,
         max_step_tokens: int = 512,
+        prefix_caching: bool = True,
+        target_tpot_ms: float | None = None,
         progress: LoadProgress | None = None,
     ) -> None:
         config = EngineConfig(
@@ -57,6 +59,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
             kv_cache_gib=kv_cache_gib,
             max_step_tokens=max_step_tokens,
+            prefix_caching=prefix_caching,
+            target_tpot_ms=target_tpot_ms,
         )
         self._attach(start(config, progress))
 

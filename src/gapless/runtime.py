@@ -97,7 +97,14 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
         max_step_tokens=config.max_step_tokens,
         num_threads=num_threads,
     )
-    limits = EngineLimits(config.max_num_seqs, plan.max_model_len, plan.num_blocks, model.config.vocab_size)
+    executor.set_target_tpot((config.target_tpot_ms or 0.0) / 1000)
+    limits = EngineLimits(
+        config.max_num_seqs,
+        plan.max_model_len,
+        plan.num_blocks,
+        model.config.vocab_size,
+        config.prefix_caching,
+    )
     engine = Engine(executor, tokenizer, limits, _native.Sampling)
     _return_free_memory()
     load_s = time.perf_counter() - started

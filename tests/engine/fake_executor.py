@@ -27,7 +27,9 @@ class Slot:
     num_prompt: int
     blocks: list[int]
     sampling: Any
+    num_computed: int = 0
     waits_for_blocks: bool = False
+    masks: dict[int, Any] = field(default_factory=dict)  # by output index
 
 
 @dataclass
@@ -40,6 +42,10 @@ class FakeExecutor:
     slots: dict[int, Slot] = field(default_factory=dict)
     admissions: list[tuple[int, int]] = field(default_factory=list)  # (slot, sequence id)
     num_extends: int = 0
+    contents: dict[tuple[int, int], tuple[int, ...]] = field(
+        default_factory=dict
+    )  # tokens up to (block, offset)
+    target_tpot_s: float = 0.0
     block_size: int = BLOCK_SIZE
     kv_bytes: int = 0
     num_threads: int = 1
@@ -50,18 +56,46 @@ class FakeExecutor:
         self._closed = False
 
     def admit(
-        self, slot: int, sequence_id: int, token_ids: Any, blocks: Any, sampling: Any, num_cached: int = 0
+        self,
+        slot: int,
+        sequence_id: int,
+        token_ids: Any,
+        blocks: Any,
+        sampling: Any,
+        num_cached: int = 0,
+        num_prompt: int = -1,
+        priority: int = 0,
     ) -> None:
         with self._changed:
             assert slot not in self.slots, "slot taken twice"
             assert 0 <= slot < self.max_num_seqs
             ids = [int(token_id) for token_id in token_ids]
             assert ids
-            assert len(ids) + sampling.max_tokens <= self.max_seq_len
-            self.slots[slot] = Slot(sequence_id, ids, len(ids), [], sampling)
-            self._take_blocks(self.slots[slot], blocks)
+            num_prompt = len(ids) if num_prompt < 0 else num_prompt
+            assert num_prompt + sampling.max_tokens <= self.max_seq_len
+            assert 0 <= num_cached < len(ids)
+            entry = Slot(sequence_id, ids, num_prompt, [], sampling, num_computed=num_cached)
+            self._check_cached(entry, blocks)
+            self.slots[slot] = entry
+            self._take_blocks(entry, blocks)
             self.admissions.append((slot, sequence_id))
             self._changed.notify()
+
+    def preempt(self, slot: int, sequence_id: int) -> None:
+        self._end_early(slot, sequence_id, "preempted")
+
+    def set_mask(self, slot: int, sequence_id: int, output_index: int, mask: Any) -> None:
+        with self._changed:
+            entry = self.slots.get(slot)
+            if entry is not None and entry.sequence_id == sequence_id:
+                entry.masks[output_index] = mask
+            self._changed.notify()
+
+    def set_target_tpot(self, seconds: float) -> None:
+        self.target_tpot_s = seconds
+
+    def take_trace(self) -> list[tuple[float, float, float, int, int]]:
+        return []
 
     def extend(self, slot: int, sequence_id: int, blocks: Any) -> None:
         with self._changed:
@@ -72,11 +106,14 @@ class FakeExecutor:
             self._changed.notify()
 
     def cancel(self, slot: int, sequence_id: int) -> None:
+        self._end_early(slot, sequence_id, "abort")
+
+    def _end_early(self, slot: int, sequence_id: int, reason: str) -> None:
         with self._changed:
             entry = self.slots.get(slot)
             if entry is not None and entry.sequence_id == sequence_id:
                 del self.slots[slot]
-                self._events.append(("finished", sequence_id, "abort"))
+                self._events.append(("finished", sequence_id, reason, entry.num_computed))
             self._changed.notify()
 
     def fail(self, message: str) -> None:
@@ -110,14 +147,30 @@ class FakeExecutor:
     def _has_work(self) -> bool:
         return not self.stalled and any(not slot.waits_for_blocks for slot in self.slots.values())
 
+    def _check_cached(self, entry: Slot, blocks: Any) -> None:
+        """What the scheduler believes to be in the given blocks must be there."""
+        for position in range(entry.num_computed):
+            where = (int(blocks[position // BLOCK_SIZE]), position % BLOCK_SIZE)
+            assert self.contents.get(where) == tuple(entry.token_ids[: position + 1]), "stale block"
+
     def _take_blocks(self, entry: Slot, blocks: Any) -> None:
-        held = {block for slot in self.slots.values() for block in slot.blocks}
         for block in blocks:
             assert 0 <= block < self.num_blocks
-            assert int(block) not in held, f"block {block} given twice"
-            held.add(int(block))
             entry.blocks.append(int(block))
         entry.waits_for_blocks = False
+
+    def _compute(self, entry: Slot) -> None:
+        """Fills blocks up to the last token. A block that somebody else reads must not change."""
+        before = entry.num_computed
+        for position in range(before, len(entry.token_ids)):
+            where = (entry.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            value = tuple(entry.token_ids[: position + 1])
+            if self.contents.get(where) != value:
+                for other in self.slots.values():
+                    held = other.blocks[: -(-other.num_computed // BLOCK_SIZE)]
+                    assert other is entry or where[0] not in held, "wrote into a block that another one reads"
+            self.contents[where] = value
+        entry.num_computed = len(entry.token_ids)
 
     def _step(self, slot: int) -> None:
         entry = self.slots[slot]
@@ -127,6 +180,14 @@ class FakeExecutor:
                 entry.waits_for_blocks = True
                 self._events.append(("blocks_low", entry.sequence_id, missing))
             return
+        if entry.num_computed == 0 and len(entry.token_ids) > 2 * BLOCK_SIZE:  # a prefill in two chunks
+            tokens = entry.token_ids
+            entry.token_ids = tokens[:BLOCK_SIZE]
+            self._compute(entry)
+            entry.token_ids = tokens
+            self._events.append(("prefilled", entry.sequence_id, entry.num_computed))
+            return
+        self._compute(entry)
         sampling, first = entry.sampling, len(entry.token_ids) == entry.num_prompt
         if first and sampling.num_prompt_logprobs >= 0:
             for position in range(1, entry.num_prompt):
@@ -143,4 +204,4 @@ class FakeExecutor:
             reason = "length"
         if reason is not None:
             del self.slots[slot]
-            self._events.append(("finished", entry.sequence_id, reason))
+            self._events.append(("finished", entry.sequence_id, reason, entry.num_computed))

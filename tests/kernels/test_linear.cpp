@@ -62,7 +62,7 @@ struct Reference {
   double value, magnitude;
 };
 
-// What the kernels subtract per unit of activation: the minimum, or the zero point times the scale.
+// What the kernels subtract per unit of activation: the minimum, or (from f32 rows) the zero point times the scale.
 double offset(const PackedWeight& w, int output, int group) {
   if (!w.format.is_integer()) return 0;
   const int tile = output / kTileRows, lane = output % kTileRows, has_min = w.format.has_min;
@@ -162,7 +162,7 @@ void run_case(const Case& c, const char* isa, const LinearKernels& kernels) {
     for (int k = 0; k < c.cols; ++k) {
       input[k] = x.data[m * x_stride + k];
       if (!integers) continue;
-      const std::byte* group = xq.data + m * xq_stride + k / 32 * 44;
+      const std::byte* group = xq.data + m * xq_stride + k / 32 * kA8GroupBytes;
       float scale;
       std::memcpy(&scale, group + 32, 4);
       input[k] = double(scale) * int8_t(group[k % 32]);
@@ -221,7 +221,7 @@ void test_quantize_row(const char* isa, const LinearKernels& kernels) {
     generic::linear_kernels().quantize_row(x.data() + 1, k, expected.data());
     check(out == expected, std::string(isa) + ": quantize_row differs from the generic one");
     for (int first = 0; first < k; first += kGroupCols) {
-      const std::byte* group = out.data() + first / 32 * 44;
+      const std::byte* group = out.data() + first / 32 * kA8GroupBytes;
       float scale;
       std::memcpy(&scale, group + 32, 4);
       double error = 0, largest = 0;

@@ -75,6 +75,8 @@ struct Outcome {
   std::map<uint64_t, std::vector<int32_t>> tokens;
   std::map<uint64_t, FinishReason> finished;
   std::map<uint64_t, std::vector<float>> prompt_logprobs;
+  std::map<uint64_t, std::vector<int32_t>> prefilled;
+  std::map<uint64_t, int32_t> num_computed;
   std::vector<Event> others;
 
   void gather(Executor& executor, size_t num_finished) {
@@ -92,9 +94,13 @@ struct Outcome {
       case Event::Kind::finished:
         CHECK(!finished.contains(event.sequence_id));  // exactly one end
         finished[event.sequence_id] = event.reason;
+        num_computed[event.sequence_id] = event.value;
         break;
       case Event::Kind::prompt_logprobs:
         prompt_logprobs[event.sequence_id].push_back(event.logprob.logprob);
+        break;
+      case Event::Kind::prefilled:
+        prefilled[event.sequence_id].push_back(event.value);
         break;
       default:
         others.push_back(std::move(event));
@@ -218,7 +224,9 @@ void test_commands_out_of_range_are_refused() {
   CHECK(refused(admission(0, 1, {1}, {0}, 0)));
   CHECK(refused(admission(0, 1, prompt(128, 1), {0}, 1)));
   CHECK(refused(ExtendCommand{0, 1, {-1}}));
-  CHECK(refused(StepTokensCommand{kMaxTokens + 1}));
+  CHECK(refused(TargetTpotCommand{-1.0}));
+  CHECK(refused(PreemptCommand{8, 1}));
+  CHECK(refused(MaskCommand{0, 1, 0, {1}}));
   AdmitCommand cached = admission(0, 1, {1, 2}, {0}, 1);
   cached.num_cached = 2;
   CHECK(refused(cached));

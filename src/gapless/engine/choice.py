@@ -174,6 +174,8 @@ class OutputBuilder:
         metrics.num_output_tokens = sum(len(choice.output.token_ids) for choice in choices)
         if request.admitted_s is not None:
             metrics.queue_s = request.admitted_s - request.arrival_s
+            metrics.num_cached_tokens = request.num_cached_tokens
+            metrics.num_preemptions = request.num_preemptions
         firsts = [choice.first_token_s for choice in choices if choice.first_token_s is not None]
         lasts = [choice.last_token_s for choice in choices if choice.last_token_s is not None]
         if firsts and lasts:

@@ -7,8 +7,10 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +18,17 @@ from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent
 from gapless.engine.executor import Executor
 from gapless.engine.handle import RequestHandle
 from gapless.engine.request import Request, Sequence, SequenceState, Sink
-from gapless.engine.scheduler import Scheduler, SchedulerConfig
+from gapless.engine.scheduler import Admission, Scheduler, SchedulerConfig
 from gapless.errors import EngineError, InvalidRequestError
-from gapless.sampling import SamplingParams
+from gapless.sampling import SamplingParams, check
 
 if TYPE_CHECKING:
     from gapless.tokenizer import Tokenizer
 
 logger = logging.getLogger("gapless.engine")
 
-# How long the engine thread sleeps without events: only the end of the engine waits for it.
-_IDLE_WAIT_S = 0.2
+# How long the engine thread sleeps without events. Nothing waits for it: the end of the executor wakes it.
+_IDLE_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class EngineLimits:
     max_model_len: int
     num_blocks: int
     vocab_size: int
+    prefix_caching: bool = True
 
 
 SamplingFactory = Callable[..., Any]  # makes a `_native.Sampling`
@@ -56,9 +59,18 @@ class Engine:
         self._executor = executor
         self._make_sampling = make_sampling
         self._scheduler = Scheduler(
-            SchedulerConfig(limits.max_num_seqs, limits.max_model_len, limits.num_blocks, executor.block_size)
+            SchedulerConfig(
+                limits.max_num_seqs,
+                limits.max_model_len,
+                limits.num_blocks,
+                executor.block_size,
+                limits.prefix_caching,
+            )
         )
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        # Cancellations come from anywhere, the garbage collector in the midst of our own code included: they
+        # are left here, and taken by whoever holds the lock.
+        self._cancellations: deque[tuple[Request, int | None]] = deque()
         self._next_request = itertools.count(1)
         self._failure: str | None = None  # set once: why nothing more is accepted
         self._thread = threading.Thread(target=self._run, name="gapless-engine", daemon=True)
@@ -72,12 +84,16 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> RequestHandle:
-        """Takes a prompt in and returns at once.
+        """Takes a prompt in and returns at once. Of requests that wait, those with the lowest `priority`
+        enter first, and may put out running ones with a higher.
 
         Raises InvalidRequestError or ContextLengthError for what can never run, EngineError after the end.
         """
-        request = self.make_request(token_ids, params or SamplingParams(), request_id=request_id)
+        request = self.make_request(
+            token_ids, params or SamplingParams(), request_id=request_id, priority=priority
+        )
         handle = RequestHandle(request, self.tokenizer, self.cancel)
         self.start(request)
         return handle
@@ -89,6 +105,7 @@ class Engine:
         *,
         prompt: str | None = None,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> Request:
         """A request checked against the model and the engine's limits, to be `start`ed. `prompt`: its text,
         if any.
@@ -109,6 +126,7 @@ class Engine:
             max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
             stop_token_ids=tuple(stop_token_ids),
             prompt=prompt,
+            priority=check.integer("priority", priority, -(2**31), 2**31 - 1),
             arrival_s=arrival_s,
         )
         self._scheduler.check(request)
@@ -118,36 +136,37 @@ class Engine:
         """Accepts a request that `make_request` has made; its events go to `sink`."""
         if sink is not None:
             request.sink = sink
-        with self._lock:
+        with self._exclusive():
             if self._failure is not None:
                 raise EngineError(self._failure)
             self._scheduler.add(request)
-            self._admit()
+            self._schedule()
 
     def cancel(self, request: Request, index: int | None = None) -> None:
-        """Ends choice `index` (None: all) with "abort", unless it has ended by the next step."""
-        with self._lock:
-            for sequence in request.sequences if index is None else [request.sequences[index]]:
-                if sequence.state is SequenceState.WAITING:
-                    self._end(sequence, FinishReason.ABORT)
-                elif sequence.state is SequenceState.RUNNING and sequence.slot is not None:
-                    self._executor.cancel(sequence.slot, sequence.id)
-            self._admit()
+        """Ends choice `index` (None: all) with "abort", unless it has ended by the next step. Never
+        blocks."""
+        self._cancellations.append((request, index))
+        self._take_cancellations()
 
-    def stats(self) -> dict[str, float]:
-        """The executor's counters, and how many sequences run and wait."""
-        with self._lock:
+    def stats(self) -> dict[str, Any]:
+        """The executor's counters, and the scheduler's: sequences that run and wait, free blocks, and since
+        the start prompt tokens, those of them found in the prefix cache, and preemptions."""
+        with self._exclusive():
             scheduler = self._scheduler
             return {
                 **self._executor.stats(),
                 "num_running": len(scheduler.running),
-                "num_waiting": len(scheduler.waiting),
+                "num_waiting": scheduler.num_waiting,
+                "num_blocks": scheduler.config.num_blocks,
                 "num_free_blocks": scheduler.pool.num_free,
+                "num_prompt_tokens": scheduler.num_prompt_tokens,
+                "num_cached_tokens": scheduler.num_cached_tokens,
+                "num_preemptions": scheduler.num_preemptions,
             }
 
     def close(self) -> None:
         """Ends all open requests with "abort" and the threads. Idempotent."""
-        with self._lock:
+        with self._exclusive():
             first = self._failure is None
             if first:
                 self._failure = "The engine was closed."
@@ -199,29 +218,80 @@ class Engine:
                     param=name,
                 )
 
+    # --- the lock ---
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            yield
+        self._take_cancellations()
+
+    def _take_cancellations(self) -> None:
+        # Whoever fails to get the lock leaves its cancellation to the holder, who looks here after letting
+        # go.
+        while self._cancellations and self._lock.acquire(blocking=False):
+            try:
+                while self._cancellations:
+                    self._cancel(*self._cancellations.popleft())
+                if self._failure is None:
+                    self._schedule()
+            finally:
+                self._lock.release()
+
     # --- under the lock ---
 
-    def _admit(self) -> None:
-        """Sends every sequence that can enter to the executor."""
-        for sequence in self._scheduler.admit():
-            request = sequence.request
-            if request.admitted_s is None:
-                request.admitted_s = time.perf_counter()
-            try:
-                self._executor.admit(
-                    sequence.slot,  # type: ignore[arg-type]  # a running sequence has a slot
-                    sequence.id,
-                    _int32(request.prompt_token_ids),
-                    _int32(sequence.blocks),
-                    self._native_sampling(sequence),
-                )
-            except Exception as error:  # the executor refuses: this request's fault, not the others'
-                logger.exception("Request %s was refused", request.id)
-                self._end(sequence, FinishReason.ERROR, f"The executor refused the request: {error}")
+    def _cancel(self, request: Request, index: int | None) -> None:
+        for sequence in request.sequences if index is None else request.sequences[index : index + 1]:
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            if not sequence.is_running:
+                self._end(sequence, FinishReason.ABORT)
+            elif not sequence.is_cancelled and self._failure is None:
+                sequence.is_cancelled = True
+                self._scheduler.leave(sequence)
+                self._executor.cancel(sequence.slot, sequence.id)  # type: ignore[arg-type]  # it runs
+
+    def _schedule(self) -> None:
+        """Tells the executor what the scheduler decides."""
+        while True:
+            decisions = self._scheduler.schedule()
+            for sequence, blocks in decisions.extensions:
+                assert sequence.slot is not None
+                self._executor.extend(sequence.slot, sequence.id, _int32(blocks))
+            refused = [admission for admission in decisions.admissions if not self._admit(admission)]
+            for sequence in decisions.preemptions:
+                assert sequence.slot is not None
+                self._executor.preempt(sequence.slot, sequence.id)
+            if not refused:
+                return
+
+    def _admit(self, admission: Admission) -> bool:
+        sequence, request = admission.sequence, admission.sequence.request
+        assert sequence.slot is not None
+        if request.admitted_s is None:
+            request.admitted_s = time.perf_counter()
+        try:
+            self._executor.admit(
+                sequence.slot,
+                sequence.id,
+                _int32(sequence.tokens),
+                _int32(sequence.blocks),
+                self._native_sampling(sequence),
+                admission.num_cached,
+                len(request.prompt_token_ids),
+                request.priority,
+            )
+        except Exception as error:  # the executor refuses: this request's fault, not the others'
+            logger.exception("Request %s was refused", request.id)
+            self._end(sequence, FinishReason.ERROR, f"The executor refused the request: {error}")
+            return False
+        return True
 
     def _native_sampling(self, sequence: Sequence) -> Any:
         request, params = sequence.request, sequence.request.params
-        first = sequence.index == 0  # the prompt's log-probabilities are the same for all choices
+        # The prompt's log-probabilities are the same for all choices, and have been told before the first
+        # token.
+        wants_prompt_logprobs = sequence.index == 0 and sequence.num_output == 0
         return self._make_sampling(
             max_tokens=request.max_tokens,
             temperature=params.temperature,
@@ -236,7 +306,7 @@ class Engine:
             min_tokens=min(params.min_tokens, request.max_tokens),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs
-            if first and params.prompt_logprobs is not None
+            if wants_prompt_logprobs and params.prompt_logprobs is not None
             else -1,
             logit_bias=None if params.logit_bias is None else dict(params.logit_bias),
         )
@@ -253,8 +323,8 @@ class Engine:
             logger.exception("The consumer of request %s failed", request.id)
 
     def _end_all(self, reason: FinishReason, message: str) -> None:
-        with self._lock:
-            for sequence in [*self._scheduler.running.values(), *self._scheduler.waiting]:
+        with self._exclusive():
+            for sequence in self._scheduler.open_sequences():
                 self._end(sequence, reason, message)
 
     # --- the engine thread ---
@@ -272,7 +342,7 @@ class Engine:
         except Exception as error:
             logger.exception("The engine thread failed")
             message = f"The engine failed: {error!r}"
-        with self._lock:
+        with self._exclusive():
             self._failure = self._failure or message
         self._end_all(FinishReason.ERROR, message)
 
@@ -281,50 +351,59 @@ class Engine:
         now_s = time.perf_counter()
         deliveries: dict[Request, list[RequestEvent]] = {}
         failed = None
-        with self._lock:
+        with self._exclusive():
             running = self._scheduler.running
-            for kind, *fields in events:
-                if kind == "failed":
-                    failed = str(fields[0])
+            for event in events:
+                if event[0] == "failed":
+                    failed = str(event[1])
                     continue
-                sequence = running.get(fields[0])
+                sequence = running.get(event[1])
                 if sequence is None:
                     continue  # ended on this side already
-                self._take_one(kind, fields, sequence, deliveries.setdefault(sequence.request, []), now_s)
+                batch = deliveries.get(sequence.request)
+                if batch is None:
+                    batch = deliveries[sequence.request] = []
+                self._take_one(event, sequence, batch, now_s)
             for request, batch in deliveries.items():
                 if batch:
                     self._deliver(request, batch)
             if failed is None:
-                self._admit()
+                self._schedule()
         return failed
 
     def _take_one(
-        self, kind: str, fields: list[Any], sequence: Sequence, batch: list[RequestEvent], now_s: float
+        self, event: tuple[Any, ...], sequence: Sequence, batch: list[RequestEvent], now_s: float
     ) -> None:
+        kind = event[0]
         if kind == "token":
-            _, token_id, logprob, rank, top = fields
-            batch.append(TokenEvent(sequence.index, token_id, logprob, rank, top, now_s))
-            sequence.num_tokens += 1
-            if self._scheduler.wants_blocks(sequence):
-                self._extend(sequence)
+            _, _, token_id, logprob, rank, top = event
+            self._scheduler.token(sequence, token_id)
+            if not sequence.is_cancelled:
+                batch.append(TokenEvent(sequence.index, token_id, logprob, rank, top, now_s))
         elif kind == "finished":
-            self._scheduler.finish(sequence)
-            reason = FinishReason(fields[1])
-            message = (
-                "The executor could not go on with this request." if reason is FinishReason.ERROR else ""
-            )
-            batch.append(FinishEvent(sequence.index, reason, now_s, message))
+            self._take_end(sequence, event[2], event[3], batch, now_s)
+        elif kind == "prefilled":
+            self._scheduler.prefilled(sequence, event[2])
         elif kind == "prompt_logprobs":
-            batch.append(PromptLogprobsEvent(*fields[1:]))
+            batch.append(PromptLogprobsEvent(*event[2:]))
         elif kind == "blocks_low":
-            self._extend(sequence, at_least=fields[1])
+            self._scheduler.needs_blocks(sequence)
         else:
             raise EngineError(f"unknown executor event {kind!r}")
 
-    def _extend(self, sequence: Sequence, at_least: int = 0) -> None:
-        if blocks := self._scheduler.extend(sequence, at_least):
-            assert sequence.slot is not None
-            self._executor.extend(sequence.slot, sequence.id, _int32(blocks))
+    def _take_end(
+        self, sequence: Sequence, reason: str, num_computed: int, batch: list[RequestEvent], now_s: float
+    ) -> None:
+        if reason == "preempted" and not sequence.is_cancelled:
+            self._scheduler.preempted(sequence, num_computed)
+            return
+        self._scheduler.finish(sequence, num_computed)
+        # Whatever came first in the loop, a cancelled sequence has been seen to end by its consumer.
+        finish_reason = FinishReason.ABORT if sequence.is_cancelled else FinishReason(reason)
+        message = (
+            "The executor could not go on with this request." if finish_reason is FinishReason.ERROR else ""
+        )
+        batch.append(FinishEvent(sequence.index, finish_reason, now_s, message))
 
 
 def _token_id(value: Any) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gapless.engine.choice import OutputBuilder
 from gapless.engine.events import RequestEvent
 from gapless.engine.mailbox import Mailbox
-from gapless.engine.request import Request
+from gapless.engine.request import Request, SequenceState
 from gapless.errors import EngineError
 from gapless.sampling import RequestMetrics, RequestOutput, StreamChunk
 
@@ -38,8 +38,13 @@ class RequestHandle:
         return self._request.id
 
     @property
+    def state(self) -> SequenceState:
+        """Where the request is now. Of several choices the one that is furthest speaks for all."""
+        return self._request.state
+
+    @property
     def stats(self) -> RequestMetrics:
-        """Queue time, TTFT, TPOT and token counts of what has been read so far."""
+        """Queue time, TTFT, TPOT, cached tokens and token counts of what has been read so far."""
         return self._builder.output.metrics
 
     @property

@@ -20,9 +20,17 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 class SequenceState(Enum):
+    """Where a sequence, or a request as a whole, is on its way."""
+
     WAITING = "waiting"
-    RUNNING = "running"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"  # gave its blocks to others and waits to go on
     FINISHED = "finished"
+
+
+# Of a request's choices, the one that is in the first of these states speaks for the request.
+_PRECEDENCE = (SequenceState.DECODE, SequenceState.PREFILL, SequenceState.PREEMPTED, SequenceState.WAITING)
 
 
 @dataclass(eq=False)
@@ -33,10 +41,33 @@ class Sequence:
     request: Request = field(repr=False)
     index: int
     seed: int
+    tokens: list[int] = field(default_factory=list, repr=False)  # prompt and output
     state: SequenceState = SequenceState.WAITING
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # prompt and new ones
+    is_leaving: bool = False  # its cancellation or preemption is under way
+    is_cancelled: bool = False
+    hashes: list[bytes] = field(
+        default_factory=list, repr=False
+    )  # of its first full blocks, as far as they are known
+    num_filled: int = 0  # blocks that are computed, and known to the prefix cache
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_token_ids)
+
+    @property
+    def is_running(self) -> bool:
+        return self.slot is not None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The smaller, the earlier its turn."""
+        return self.request.priority, self.id
 
 
 @dataclass(eq=False)
@@ -52,14 +83,24 @@ class Request:
     max_tokens: int
     stop_token_ids: SequenceOf[int] = ()
     prompt: str | None = None
+    priority: int = 0
     sink: Sink = field(default=lambda request, events: None, repr=False)
     arrival_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None
+    num_cached_tokens: int = 0  # of the prompt, when its first choice entered
+    num_preemptions: int = 0
     sequences: list[Sequence] = field(default_factory=list, repr=False)
 
     @property
     def is_finished(self) -> bool:
-        return all(sequence.state is SequenceState.FINISHED for sequence in self.sequences)
+        return self.state is SequenceState.FINISHED
+
+    @property
+    def state(self) -> SequenceState:
+        if not self.sequences:
+            return SequenceState.WAITING
+        states = {sequence.state for sequence in self.sequences}
+        return next((state for state in _PRECEDENCE if state in states), SequenceState.FINISHED)
 
     def choice_seeds(self) -> list[int]:
         """A seed in [0, 2^64) for each choice; random ones when the request has none."""

@@ -47,7 +47,10 @@ class RequestMetrics:
     """From arrival to the last new token."""
     num_output_tokens: int = 0
     """Of all choices together."""
-
+    num_cached_tokens: int = 0
+    """Of the prompt, found in the prefix cache."""
+    num_preemptions: int = 0
+    """How often a choice gave its place to others and was computed again."""
     tpot_s: float | None = None
     """(E2E - TTFT) / (tokens - 1) of the longest choice."""
 

@@ -1,0 +1,67 @@
+// How many prefill rows a step may carry beside the rows of running streams.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace gapless {
+
+// Every running stream waits for the whole step, prefill included, so the prefill is cut to what a target for the time
+// per output token (TPOT) leaves. What rows cost is learnt from the steps themselves: now and then, and whenever the
+// number of streams has changed, one step goes without prefill and shows what the streams alone take.
+class TokenBudget {
+ public:
+  explicit TokenBudget(int max_rows) : max_rows_(max_rows) {}
+
+  // 0: automatic. A step with prefill takes 1.6 times as long as without, and longer while there are more sequences
+  // whose prompts wait than streams that run: a burst of requests is through its prefill soon.
+  void set_target(double seconds) { target_s_ = seconds; }
+
+  // For the step that is being composed: `num_decode` streams and `num_prefill` sequences with prompts to compute.
+  int prefill_rows(int num_decode, int num_prefill) {
+    const int room = max_rows_ - num_decode;
+    if (num_decode == 0) return room;
+    if (!measuring_ && (age_ >= kRefreshSteps || changed(num_decode))) {
+      measuring_ = true;  // never two in a row: prefill goes on however often streams come and go
+      return 0;
+    }
+    measuring_ = false;
+    const double share = kPrefillShare * std::max(1.0, double(num_prefill) / num_decode);
+    const double time_s = target_s_ > 0 ? target_s_ - decode_s_ : share * decode_s_;
+    const double rows = row_s_ > 0 ? time_s / row_s_ : kMinRows;
+    return std::min(room, int(std::clamp(rows, double(kMinRows), double(max_rows_))));
+  }
+
+  // What the step took.
+  void record(int num_decode, int num_prefill, double seconds) {
+    if (num_prefill == 0) {
+      decode_s_ = changed(num_decode) ? seconds : 0.5 * (decode_s_ + seconds);
+      num_decode_ = num_decode;
+      age_ = 0;
+      return;
+    }
+    ++age_;
+    const double row_s = std::max(0.0, num_decode > 0 ? seconds - decode_s_ : seconds) / num_prefill;
+    row_s_ = row_s_ == 0 ? row_s : 0.75 * row_s_ + 0.25 * row_s;
+  }
+
+ private:
+  // Below this many rows a long prompt would hardly get anywhere, whatever the target.
+  static constexpr int kMinRows = 16;
+  // Leaves room below the factor 2 that a stream notices: steps vary.
+  static constexpr double kPrefillShare = 0.6;
+  static constexpr int kRefreshSteps = 16;
+
+  bool changed(int num_decode) const {
+    return num_decode_ == 0 || std::abs(num_decode - num_decode_) * 8 > num_decode_;
+  }
+
+  const int max_rows_;
+  double target_s_ = 0;
+  double decode_s_ = 0, row_s_ = 0;  // the streams alone; one row of prefill
+  int num_decode_ = 0;               // of decode_s_
+  int age_ = 0;                      // steps since decode_s_ was measured
+  bool measuring_ = false;
+};
+
+}  // namespace gapless
