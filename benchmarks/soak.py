@@ -132,8 +132,9 @@ class Soak:
                 num_waves += 1
                 stats = self.engine.stats()
                 print(
-                    f"  {len(self.flights):6d} requests, {dict(self.reasons)}, {stats['num_preemptions']}
-                    preemptions," f" {rss_bytes() / 2**20:.0f} MiB", flush=True,
+                    f"  {len(self.flights):6d} requests, {dict(self.reasons)}, "
+                    f"{stats['num_preemptions']} preemptions, {rss_bytes() / 2**20:.0f} MiB",
+                    flush=True,
                 )
         deadline = time.monotonic() + 120
         while self.num_open:
@@ -210,9 +211,9 @@ def main() -> None:
     idle = idle_share()
     print(
         f"{len(soak.flights)} requests, {dict(soak.reasons)}, {stats['num_preemptions']} preemptions, "
-        f"{stats['num_cached_tokens']}/{stats['num_prompt_tokens']} prompt tokens cached; {elapsed:.0f} s;
-        memory grew by " f"{growth / 2**20:.1f} MiB, of which up to {recorded / 2**20:.1f} MiB are what this
-        script keeps; idle CPU " f"{100 * idle:.2f}% of a core"
+        f"{stats['num_cached_tokens']} of {stats['num_prompt_tokens']} prompt tokens cached; {elapsed:.0f} s; "
+        f"memory grew by {growth / 2**20:.1f} MiB, of which up to {recorded / 2**20:.1f} MiB are what this "
+        f"script keeps; idle CPU {100 * idle:.2f}% of a core"
     )
     runtime.close()
     assert growth < recorded + (32 << 20), "memory grows"
