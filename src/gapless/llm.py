@@ -90,19 +90,24 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
+        priority: Sequence[int] | int = 0,
     ) -> list[RequestOutput]:
         """Completes one prompt or many at once; results in the order of the prompts.
 
         A prompt is text, a list of token ids, or a mapping with `prompt` or `prompt_token_ids`. Control
         tokens written in the text are recognised: use `chat` for text that you do not trust.
         `sampling_params`: one for all (default: `SamplingParams()`, 16 tokens) or one for each. `use_tqdm`
-        shows a progress bar (None: with more than one prompt on a terminal). If a prompt or a parameter is
-        wrong, nothing runs at all: InvalidRequestError or ContextLengthError. EngineError if the engine
-        fails.
+        shows a progress bar (None: with more than one prompt on a terminal). Prompts with a lower `priority`
+        run first. If a prompt or a parameter is wrong, nothing runs at all: InvalidRequestError or
+        ContextLengthError. EngineError if the engine fails.
         """
         batch = _as_batch(prompts)
         params = _params_of_each(sampling_params, len(batch))
-        requests = [self._request(prompt, one) for prompt, one in zip(batch, params, strict=True)]
+        priorities = _priority_of_each(priority, len(batch))
+        requests = [
+            self._request(prompt, one, its_priority)
+            for prompt, one, its_priority in zip(batch, params, priorities, strict=True)
+        ]
         return self._run(requests, use_tqdm)
 
     def chat(
@@ -144,14 +149,18 @@ class LLM:
         self,
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
         **template_variables: Any,
     ) -> RequestHandle:
-        """Starts a prompt or a conversation and returns at once; see `RequestHandle`."""
+        """Starts a prompt or a conversation and returns at once; see `RequestHandle` and `Engine.submit`."""
         params = sampling_params or SamplingParams()
         if _is_conversation(prompt):
-            request = self._chat_request(cast(Messages, prompt), params, None, True, template_variables)
+            token_ids = self.tokenizer.encode_chat(cast(Messages, prompt), None, True, **template_variables)
+            request = self.engine.make_request(token_ids, params, request_id=request_id, priority=priority)
         else:
-            request = self._request(cast(Prompt, prompt), params)
+            request = self._request(cast(Prompt, prompt), params, priority, request_id)
         handle = RequestHandle(request, self.tokenizer, self.engine.cancel)
         self.engine.start(request)
         return handle
@@ -168,7 +177,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _request(
+        self, prompt: Prompt, params: SamplingParams, priority: int = 0, request_id: str | None = None
+    ) -> Request:
         if isinstance(prompt, Mapping):
             if len(keys := {"prompt", "prompt_token_ids"} & set(prompt)) != 1:
                 raise InvalidRequestError(
@@ -176,9 +187,11 @@ class LLM:
                 )
             prompt = cast("str | Sequence[int]", prompt[keys.pop()])
         if not isinstance(prompt, str):
-            return self.engine.make_request(prompt, params)
+            return self.engine.make_request(prompt, params, request_id=request_id, priority=priority)
         token_ids = self.tokenizer.encode(prompt, add_special_tokens=True, parse_special=True)
-        return self.engine.make_request(token_ids, params, prompt=prompt)
+        return self.engine.make_request(
+            token_ids, params, prompt=prompt, request_id=request_id, priority=priority
+        )
 
     def _chat_request(
         self,
@@ -280,3 +293,13 @@ def _params_of_each(
             f"There are {count} prompts but {len(params)} sampling parameters.", param="sampling_params"
         )
     return list(params)
+
+
+def _priority_of_each(priority: Sequence[int] | int, count: int) -> list[int]:
+    if isinstance(priority, int):
+        return [priority] * count
+    if len(priority) != count:
+        raise InvalidRequestError(
+            f"There are {count} prompts but {len(priority)} priorities.", param="priority"
+        )
+    return list(priority)

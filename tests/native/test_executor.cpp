@@ -232,6 +232,190 @@ void test_commands_out_of_range_are_refused() {
   CHECK(refused(cached));
 }
 
+// Put out after some tokens and admitted again with them, a sequence goes on as if nothing had happened: penalties,
+// seeds and limits count from its prompt.
+void test_preempted_and_resumed() {
+  AdmitCommand command = admission(0, 1, prompt(20, 1), {0, 1, 2, 3, 4, 5}, 60);
+  command.sampling.params.temperature = 1.0f;
+  command.sampling.params.seed = 11;
+  command.sampling.params.frequency_penalty = 0.7f;
+  std::vector<int32_t> expected;
+  {
+    Executor executor(tiny_program(), config());
+    executor.push(command);
+    Outcome outcome;
+    outcome.gather(executor, 1);
+    expected = outcome.tokens[1];
+    CHECK(expected.size() == 60);
+  }
+  Executor executor(tiny_program(), config());
+  command.blocks = {0, 1};  // it stands still after 32 tokens
+  executor.push(command);
+  Outcome first;
+  std::vector<Event> events;
+  while (first.others.empty()) {
+    executor.wait(0.1, events);
+    for (Event& event : events) first.take(event);
+  }
+  executor.push(PreemptCommand{0, 1});
+  executor.push(PreemptCommand{0, 1});  // once more does nothing
+  first.gather(executor, 1);
+  CHECK(first.finished[1] == FinishReason::preempted);
+  CHECK(first.num_computed[1] == 32);
+  for (const int num_cached : {0, 16, 32}) {
+    AdmitCommand again = command;
+    again.token_ids.insert(again.token_ids.end(), first.tokens[1].begin(), first.tokens[1].end());
+    again.num_prompt = 20;
+    again.num_cached = num_cached;
+    again.blocks = {0, 1, 2, 3, 4, 5};
+    executor.push(again);
+    Outcome rest;
+    rest.gather(executor, 1);
+    CHECK(rest.finished[1] == FinishReason::length);
+    std::vector<int32_t> all = first.tokens[1];
+    all.insert(all.end(), rest.tokens[1].begin(), rest.tokens[1].end());
+    CHECK(all == expected);
+  }
+}
+
+// A long prefill tells which blocks can be shared.
+void test_prefill_is_reported() {
+  Executor executor(tiny_program(), config());
+  executor.push(admission(0, 1, prompt(100, 1), {0, 1, 2, 3, 4, 5, 6}, 1));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK((outcome.prefilled[1] == std::vector<int32_t>{32, 64, 96}));
+  CHECK(outcome.num_computed[1] == 100);
+}
+
+// Two sequences share the blocks of one prompt, and one of them writes its last token once more: the same bits.
+void test_shared_blocks() {
+  const std::vector<int32_t> expected = alone(prompt(32, 4), 20);
+  Executor executor(tiny_program(), config());
+  executor.push(admission(0, 1, prompt(32, 4), {0, 1, 2, 3}, 20));
+  Outcome outcome;
+  std::vector<Event> events;
+  while (outcome.tokens[1].empty()) {
+    executor.wait(0.1, events);
+    for (Event& event : events) outcome.take(event);
+  }
+  for (const int num_cached : {16, 31}) {
+    AdmitCommand command = admission(1, uint64_t(num_cached), prompt(32, 4), {0, 1, 4, 5}, 20);
+    command.num_cached = num_cached;
+    executor.push(command);
+    while (!outcome.finished.contains(uint64_t(num_cached))) {
+      executor.wait(0.1, events);
+      for (Event& event : events) outcome.take(event);
+    }
+    CHECK(outcome.tokens[uint64_t(num_cached)] == expected);
+  }
+  outcome.gather(executor, 3);
+  CHECK(outcome.tokens[1] == expected);
+}
+
+// A constrained slot takes tokens from its masks only, waits for those that are late, and nobody waits with it.
+void test_masks() {
+  Executor executor(tiny_program(), config());
+  const auto only = [](int token) {
+    std::vector<uint32_t> words((kVocab + 31) / 32);
+    words[size_t(token) / 32] |= 1u << (token % 32);
+    return words;
+  };
+  AdmitCommand command = admission(0, 1, prompt(5, 1), {0, 1}, 3);
+  command.sampling.constrained = true;
+  command.sampling.params.logit_bias = {{9, 100.0f}};  // no bias lifts a token that is not allowed
+  command.sampling.min_tokens = 3;
+  command.sampling.stop_token_ids = {40};
+  executor.push(command);
+  executor.push(admission(1, 2, prompt(5, 2), {2, 3}, 20));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK(outcome.finished.contains(2));
+  CHECK(outcome.tokens[2] == alone(prompt(5, 2), 20));
+  CHECK(outcome.tokens[1].empty());
+  executor.push(MaskCommand{0, 1, 1, only(7)});  // not its turn: of no effect
+  executor.push(MaskCommand{0, 9, 0, only(7)});  // another sequence's
+  std::vector<Event> events;
+  executor.wait(0.05, events);
+  CHECK(events.empty());
+  const int wanted[] = {33, 3, 40};
+  for (int i = 0; i < 3; ++i) {
+    executor.push(MaskCommand{0, 1, i, only(wanted[i])});
+    while (int(outcome.tokens[1].size()) <= i) {
+      executor.wait(0.1, events);
+      for (Event& event : events) outcome.take(event);
+    }
+  }
+  outcome.gather(executor, 2);
+  CHECK((outcome.tokens[1] == std::vector<int32_t>{33, 3, 40}));
+  CHECK(outcome.finished[1] == FinishReason::stop);
+
+  command.sequence_id = 3;
+  executor.push(command);
+  executor.push(MaskCommand{0, 3, 0, std::vector<uint32_t>((kVocab + 31) / 32)});  // nothing is allowed
+  outcome.gather(executor, 3);
+  CHECK(outcome.finished[3] == FinishReason::error);
+}
+
+// A short prompt behind a long one is through before it; a lower priority number goes before both.
+void test_prefill_order() {
+  Executor executor(tiny_program(), {64, 8, 1024, kMaxTokens, 1});
+  std::vector<int32_t> blocks(63);
+  for (int i = 0; i < 63; ++i) blocks[size_t(i)] = i;
+  executor.push(admission(0, 1, prompt(1000, 1), blocks, 1));
+  executor.push(admission(1, 2, prompt(15, 2), {63}, 1));
+  std::vector<uint64_t> order;
+  std::vector<Event> events;
+  while (order.size() < 2) {
+    executor.wait(0.1, events);
+    for (const Event& event : events)
+      if (event.kind == Event::Kind::finished) order.push_back(event.sequence_id);
+  }
+  CHECK((order == std::vector<uint64_t>{2, 1}));
+}
+
+void test_traces_and_gaps_are_counted() {
+  ExecutorConfig with_trace = config();
+  with_trace.trace = true;
+  Executor executor(tiny_program(), with_trace);
+  executor.push(admission(0, 1, prompt(40, 1), {0, 1, 2, 3}, 10));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  executor.close();
+  const std::vector<StepRecord> steps = executor.take_trace();
+  const ExecutorStats stats = executor.stats();
+  CHECK(steps.size() == 11 && stats.num_steps == 11);  // 32 + 8 tokens of prefill, 9 more tokens
+  CHECK(stats.num_rows == 49 && stats.num_prefill_rows == 40);
+  uint64_t num_gaps = 0;
+  for (uint64_t count : stats.gap_histogram) num_gaps += count;
+  CHECK(num_gaps == 10);
+  double last_end = 0;
+  for (const StepRecord& step : steps) {
+    CHECK(last_end <= step.begin_s && step.begin_s <= step.forward_end_s && step.forward_end_s <= step.end_s);
+    CHECK(step.num_decode_rows + step.num_prefill_rows > 0);
+    last_end = step.end_s;
+  }
+  CHECK(executor.take_trace().empty());
+}
+
+void test_token_budget() {
+  TokenBudget budget(512);
+  CHECK(budget.prefill_rows(0, 1) == 512);
+  budget.record(0, 512, 0.512);           // a row takes 1 ms
+  CHECK(budget.prefill_rows(8, 1) == 0);  // what eight streams take is not known yet
+  budget.record(8, 0, 0.1);
+  CHECK(std::abs(budget.prefill_rows(8, 1) - 60) <= 1);
+  CHECK(std::abs(budget.prefill_rows(8, 80) - 504) <= 1);  // a burst
+  budget.set_target(0.15);
+  CHECK(std::abs(budget.prefill_rows(8, 80) - 50) <= 1);
+  budget.set_target(0.05);
+  CHECK(budget.prefill_rows(8, 1) == 16);  // out of reach, but a prompt is never starved
+  for (int i = 0; i < 40; ++i) budget.record(8, 16, 0.116);
+  CHECK(budget.prefill_rows(8, 1) == 0);  // time to look again
+  CHECK(budget.prefill_rows(8, 1) > 0);   // never twice in a row
+  CHECK(budget.prefill_rows(505, 1) <= 7);
+}
+
 // Three clients, each with slots and blocks of its own, admit and cancel as they like while one reader takes the
 // events: every sequence ends exactly once. Meant for TSan.
 void test_many_clients() {
@@ -259,6 +443,8 @@ void test_many_clients() {
         const uint64_t id = uint64_t(round * kClients + client);
         executor.push(admission(client, id, prompt(1 + round % 9, round), {client * 2, client * 2 + 1}, 1 + round % 7));
         if (round % 3 == 0) executor.push(CancelCommand{client, id});
+        if (round % 4 == 1) executor.push(PreemptCommand{client, id});
+        if (round % 5 == 0) executor.push(MaskCommand{client, id, 0, std::vector<uint32_t>((kVocab + 31) / 32)});
         while (ended[size_t(client)].load() != id + 1) std::this_thread::yield();
       }
     });
@@ -278,6 +464,13 @@ int main() {
   test_blocks_on_demand();
   test_cancel_and_close();
   test_commands_out_of_range_are_refused();
+  test_preempted_and_resumed();
+  test_prefill_is_reported();
+  test_shared_blocks();
+  test_masks();
+  test_prefill_order();
+  test_traces_and_gaps_are_counted();
+  test_token_budget();
   test_many_clients();
   return check::finish("executor");
 }
