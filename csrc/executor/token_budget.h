@@ -27,15 +27,16 @@ class TokenBudget {
     }
     measuring_ = false;
     const double share = kPrefillShare * std::max(1.0, double(num_prefill) / num_decode);
-    const double time_s = target_s_ > 0 ? target_s_ - decode_s_ : share * decode_s_;
-    const double rows = row_s_ > 0 ? time_s / row_s_ : kMinRows;
-    return std::min(room, int(std::clamp(rows, double(kMinRows), double(max_rows_))));
+    const double time_s = target_s_ > 0 ? std::max(target_s_ - decode_s_, kLeastShare * decode_s_) : share * decode_s_;
+    const double rows = row_s_ > 0 ? time_s / row_s_ : 1;
+    return std::clamp(int(std::min(rows, double(max_rows_))), std::min(1, room), room);
   }
 
   // What the step took.
   void record(int num_decode, int num_prefill, double seconds) {
     if (num_prefill == 0) {
-      decode_s_ = changed(num_decode) ? seconds : 0.5 * (decode_s_ + seconds);
+      // A step that something else on the machine has held up says little: it counts as half as long again at most.
+      decode_s_ = changed(num_decode) ? seconds : 0.5 * (decode_s_ + std::min(seconds, 1.5 * decode_s_));
       num_decode_ = num_decode;
       age_ = 0;
       return;
@@ -46,10 +47,11 @@ class TokenBudget {
   }
 
  private:
-  // Below this many rows a long prompt would hardly get anywhere, whatever the target.
-  static constexpr int kMinRows = 16;
-  // Leaves room below the factor 2 that a stream notices: steps vary.
+  // Prefill beside running streams takes this much of the streams' own time. Leaves room below the factor 2 that they
+  // would notice: steps vary.
   static constexpr double kPrefillShare = 0.6;
+  // And never less than this, whatever the target: a prompt must get through.
+  static constexpr double kLeastShare = 0.25;
   static constexpr int kRefreshSteps = 16;
 
   bool changed(int num_decode) const {

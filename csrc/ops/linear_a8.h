@@ -1,8 +1,9 @@
 // Integer weights times int8 activations.
 //
 // A few rows (decode) take the weights straight from memory: each group is unpacked in registers for all rows at once.
-// More rows (prefill, many streams) share an unpacked copy of a block of groups in L1. Both give the same bits: per row
-// and output, in the order of the groups,
+// More rows (prefill, many streams) share an unpacked copy of a block of groups in L1; not so with AVX-512, whose eight
+// rows at a time hide the unpacking behind the multiplications. All give the same bits: per row and output, in the
+// order of the groups,
 //   total = fma(integer dot of the group with the weights less their zero point, weight scale * activation scale,
 //   total) total = fma(min, activation offset, total), for weights that have a minimum instead of a zero point
 #pragma once
@@ -24,6 +25,11 @@ constexpr int a8_rows([[maybe_unused]] int bits) {
 #endif
 }
 
+#if defined(GAPLESS_ISA_AVX512)
+constexpr bool kUnpacksOnce = false;
+#else
+constexpr bool kUnpacksOnce = true;
+#endif
 constexpr int kBlockGroups = 8;  // 4 KB unpacked (8 KB for int8 on AVX2)
 
 template <int bits, bool has_min>
@@ -106,30 +112,34 @@ GAPLESS_INLINE void add_groups(Cursor cursor, int num_groups, const A8Group* x, 
   unroll<rows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
 }
 
-// The largest powers of two first, so that few sizes of the kernel are needed.
+// As many rows at a time as the registers allow. The rest goes in one piece where that is worth the larger code (with
+// AVX-512 seven rows are half as fast again as four, two and one), else in powers of two.
 template <int bits, bool has_min, int rows, typename Cursor>
 GAPLESS_INLINE void add_groups_to_rows(const Cursor& cursor, int num_groups, const InputRows& input, int first_group,
                                        int row, TileSums& sums) {
   for (; row + rows <= input.num_rows; row += rows)
     add_groups<bits, has_min, rows>(cursor, num_groups, input.groups(row) + first_group, input.xq_stride, sums + row);
-  if constexpr (rows > 1)
-    add_groups_to_rows<bits, has_min, rows / 2>(cursor, num_groups, input, first_group, row, sums);
+  constexpr int fewer = kUnpacksOnce ? rows / 2 : rows - 1;
+  if constexpr (rows > 1) add_groups_to_rows<bits, has_min, fewer>(cursor, num_groups, input, first_group, row, sums);
 }
 
 template <int bits, bool has_min>
 void a8_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums& sums) {
+  constexpr int rows = a8_rows(bits);
   for (int row = 0; row < input.num_rows; ++row) store(sums[row], zero());
   PackedGroup<bits, has_min> packed(w, tile, 0);
-  if (input.num_rows <= a8_rows(bits)) {
-    add_groups_to_rows<bits, has_min, a8_rows(bits)>(packed, w.num_groups, input, 0, 0, sums);
+  if (!kUnpacksOnce || input.num_rows <= rows) {
+    add_groups_to_rows<bits, has_min, rows>(packed, w.num_groups, input, 0, 0, sums);
     return;
   }
-  UnpackedGroup<bits, has_min> block[kBlockGroups];
-  for (int first = 0; first < w.num_groups; first += kBlockGroups) {
-    const int n = w.num_groups - first < kBlockGroups ? w.num_groups - first : kBlockGroups;
-    for (int g = 0; g < n; ++g, ++packed) block[g].assign(packed);
-    const UnpackedGroup<bits, has_min>* cursor = block;
-    add_groups_to_rows<bits, has_min, a8_rows(bits)>(cursor, n, input, first, 0, sums);
+  if constexpr (kUnpacksOnce) {
+    UnpackedGroup<bits, has_min> block[kBlockGroups];
+    for (int first = 0; first < w.num_groups; first += kBlockGroups) {
+      const int n = w.num_groups - first < kBlockGroups ? w.num_groups - first : kBlockGroups;
+      for (int g = 0; g < n; ++g, ++packed) block[g].assign(packed);
+      const UnpackedGroup<bits, has_min>* cursor = block;
+      add_groups_to_rows<bits, has_min, rows>(cursor, n, input, first, 0, sums);
+    }
   }
 }
 
