@@ -21,6 +21,7 @@ void check_range(const char* what, int64_t value, int64_t low, int64_t high) {
 
 // A mask that is late holds up the others for at most this long; then its slot sits out until it has come.
 constexpr auto kMaskPatience = std::chrono::milliseconds(1);
+constexpr size_t kMaxSpareBatches = 4;
 constexpr size_t kMaxTraceSteps = size_t(1) << 20;
 
 int num_blocks_for(int num_tokens) { return (num_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
@@ -138,12 +139,14 @@ void Executor::loop() {
     for (;;) {
       if (!take_commands(/*may_wait=*/!working)) break;
       if (!compose()) {
+        wake_reader();
         if (working) {
           std::lock_guard lock(stats_mutex_);
           stats_.work_s += std::chrono::duration<double>(sampled_at - resumed_at).count();
         }
         working = false;
         publish(/*may_wait=*/true);
+        wake_reader();
         continue;
       }
       const Clock::time_point start = Clock::now();
@@ -283,9 +286,10 @@ void Executor::apply(MaskCommand& command) {
 bool Executor::compose() {
   step_.clear();
   tasks_.clear();
-  for (int index : order_) {
-    Slot& slot = slots_[size_t(index)];
-    if (slot.state == SlotState::decode && possible_rows(slot) > 0) add_rows(index, 1);
+  for (size_t i = 0; i < order_.size(); ++i) {
+    prefetch_slots(i);
+    Slot& slot = slots_[size_t(order_[i])];
+    if (slot.state == SlotState::decode && possible_rows(slot) > 0) add_rows(order_[i], 1);
   }
   num_decode_rows_ = step_.num_rows();
   allotments_.clear();
@@ -300,6 +304,23 @@ bool Executor::compose() {
       if (a.rows > 0) add_rows(a.slot, a.rows);
   }
   return step_.num_rows() > 0;
+}
+
+// The last step has swept the caches: with hundreds of slots, to fetch them one after the other would be half the gap
+// between two steps.
+void Executor::prefetch_slots(size_t i) const {
+  constexpr size_t kAhead = 8;
+  if (i + 2 * kAhead < order_.size()) {
+    const Slot& slot = slots_[size_t(order_[i + 2 * kAhead])];
+    __builtin_prefetch(&slot);
+    __builtin_prefetch(&slot.sampling.num_prompt_logprobs);
+  }
+  if (i + kAhead < order_.size()) {
+    const int index = order_[i + kAhead];
+    const Slot& slot = slots_[size_t(index)];
+    __builtin_prefetch(slot.tokens.data() + slot.num_computed);
+    __builtin_prefetch(block_row(index) + slot.num_computed / kKvBlockTokens);
+  }
 }
 
 // The first in line gets half of the budget, so that it surely comes through; the one with the least left to do gets
@@ -357,6 +378,8 @@ void Executor::add_rows(int slot_index, int num_rows) {
 }
 
 void Executor::run_step() {
+  program_->begin_step(step_, pool_);
+  wake_reader();
   program_->run_body(step_, cache_, pool_);
   for (const AttentionSequence& sequence : step_.sequences) {
     // The slot is found through its block row: sequences hold pointers into the table.
@@ -497,10 +520,20 @@ void Executor::publish(bool may_wait) {
   else if (!lock.try_lock())
     return;  // the reader is taking events right now: these come with the next step's
   events_.push_back(std::move(unpublished_));
-  lock.unlock();
-  event_arrived_.notify_one();
   unpublished_.clear();
-  unpublished_.reserve(2 * slots_.size());
+  if (!spare_events_.empty()) {
+    unpublished_.swap(spare_events_.back());
+    spare_events_.pop_back();
+  }
+  lock.unlock();
+  reader_is_due_ = true;
+}
+
+// Apart from publish: the reader, once awake, may take the CPU from the loop. Better in the midst of a step, when the
+// other threads go on, than between two.
+void Executor::wake_reader() {
+  if (reader_is_due_) event_arrived_.notify_one();
+  reader_is_due_ = false;
 }
 
 void Executor::wait(double timeout_s, std::vector<Event>& out) {
@@ -511,7 +544,15 @@ void Executor::wait(double timeout_s, std::vector<Event>& out) {
     event_arrived_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return ended_ || !events_.empty(); });
     batches.swap(events_);
   }
-  for (std::vector<Event>& batch : batches) std::move(batch.begin(), batch.end(), std::back_inserter(out));
+  for (std::vector<Event>& batch : batches) {
+    std::move(batch.begin(), batch.end(), std::back_inserter(out));
+    batch.clear();
+  }
+  std::lock_guard lock(event_mutex_);
+  while (spare_events_.size() < kMaxSpareBatches && !batches.empty()) {
+    spare_events_.push_back(std::move(batches.back()));
+    batches.pop_back();
+  }
 }
 
 std::vector<StepRecord> Executor::take_trace() {

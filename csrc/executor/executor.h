@@ -156,20 +156,21 @@ class Executor {
   enum class SlotState : uint8_t { free, prefill, decode };
 
   struct Slot {
+    // What every step reads comes first, in one cache line.
     SlotState state = SlotState::free;
-    uint64_t sequence_id = 0;
-    std::vector<int32_t> tokens;  // prompt and output
+    bool asked_for_blocks = false;
+    bool awaits_mask = false;  // has been computed once and could not be sampled
     int num_prompt = 0;
     int num_computed = 0;  // tokens whose keys and values are in the cache
     int num_blocks = 0;    // granted so far
-    bool asked_for_blocks = false;
+    uint64_t sequence_id = 0;
+    std::vector<int32_t> tokens;  // prompt and output
+    int priority = 0;
+    int mask_index = -1;  // the output that `mask` is for
+    std::vector<uint32_t> mask;
     SlotSampling sampling;
     TokenCounts counts;
     std::unordered_set<int32_t> stop_ids;
-    int priority = 0;
-    std::vector<uint32_t> mask;
-    int mask_index = -1;       // the output that `mask` is for
-    bool awaits_mask = false;  // has been computed once and could not be sampled
 
     int num_output() const { return int(tokens.size()) - num_prompt; }
     bool has_mask() const { return !sampling.constrained || mask_index == num_output(); }
@@ -210,6 +211,7 @@ class Executor {
   void apply(MaskCommand& command);
   Slot* running(int slot, uint64_t sequence_id);  // null when that sequence has ended
   bool compose();
+  void prefetch_slots(size_t i) const;
   int possible_rows(Slot& slot);
   void allot_prefill(int budget);
   void add_rows(int slot, int num_rows);
@@ -221,6 +223,8 @@ class Executor {
   void finish(Slot& slot, FinishReason reason);
   void take_token(int slot_index, SampleResult& result);
   void publish(bool may_wait);
+  void wake_reader();
+  const int32_t* block_row(int slot) const { return block_tables_.data() + size_t(slot) * max_blocks_per_seq_; }
   int32_t* block_row(int slot) { return block_tables_.data() + size_t(slot) * max_blocks_per_seq_; }
 
   const std::shared_ptr<Program> program_;
@@ -244,6 +248,7 @@ class Executor {
   std::vector<SamplerScratch> scratch_;  // per pool worker
   std::vector<Command> taken_;
   std::vector<Event> unpublished_;
+  bool reader_is_due_ = false;  // published, but the reader has not been woken
 
   std::mutex command_mutex_;
   std::condition_variable command_arrived_;
@@ -253,7 +258,8 @@ class Executor {
 
   std::mutex event_mutex_;
   std::condition_variable event_arrived_;
-  std::vector<std::vector<Event>> events_;  // a batch is handed over in constant time
+  std::vector<std::vector<Event>> events_;        // a batch is handed over in constant time
+  std::vector<std::vector<Event>> spare_events_;  // read batches: their memory is used again
   bool ended_ = false;
 
   mutable std::mutex stats_mutex_;

@@ -103,7 +103,7 @@ const float* Program::rope_sin(int rope, int row) const {
   return rope_cos(rope, row) + ropes_[size_t(rope)].inv_freq.size();
 }
 
-void Program::fill_ropes(const Step& step, ThreadPool& pool) {
+void Program::begin_step(const Step& step, ThreadPool& pool) {
   constexpr int kRows = 16;
   const int num_rows = step.num_rows();
   pool.run((num_rows + kRows - 1) / kRows, [&](int item, int) {
@@ -119,7 +119,6 @@ void Program::fill_ropes(const Step& step, ThreadPool& pool) {
 }
 
 void Program::run_body(const Step& step, const KVCache& cache, ThreadPool& pool) {
-  fill_ropes(step, pool);
   for (Attention& attention : attentions_)
     attention.plan.build(step.sequences.data(), int(step.sequences.size()), attention.shape);
   RunContext context{*this, step, cache, pool, kernels_};

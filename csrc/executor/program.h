@@ -77,6 +77,8 @@ class Program {
   // ---- running ------------------------------------------------------------------------------------------------------
   // Takes the memory that depends on the executor: plans and per-thread scratch. Before the first run.
   void reserve(int num_threads);
+  // The step's first op: rotary tables. Then run_body, then run_head as often as needed.
+  void begin_step(const Step& step, ThreadPool& pool);
   void run_body(const Step& step, const KVCache& cache, ThreadPool& pool);
   // Logits of step.logit_rows[first, first + count), count <= max_logit_rows, into rows 0... of the logits buffer.
   void run_head(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool);
@@ -106,8 +108,6 @@ class Program {
     AttentionShape shape;
     AttentionPlan plan;
   };
-
-  void fill_ropes(const Step& step, ThreadPool& pool);
 
   const ProgramLimits limits_;
   const Kernels& kernels_;

@@ -37,7 +37,7 @@ ThreadPool::~ThreadPool() {
   stop_.store(true);
   {
     std::lock_guard lock(mutex_);
-    epoch_.fetch_add(1);
+    claims_.store((epoch_of(claims_.load()) + 1) << (2 * kItemBits));
   }
   wake_.notify_all();
   for (std::thread& thread : workers_) thread.join();
@@ -45,9 +45,9 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::dispatch(Job job) {
   job_ = job;
-  next_item_.store(0, std::memory_order_relaxed);
   num_done_.store(0, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  const uint64_t epoch = epoch_of(claims_.load(std::memory_order_relaxed)) + 1;
+  claims_.store(epoch << (2 * kItemBits) | uint64_t(job.num_items) << kItemBits, std::memory_order_seq_cst);
   // A worker announces its sleep before it looks at the epoch a last time (see worker_loop), so either it sees this
   // epoch or we see it asleep.
   if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
@@ -56,8 +56,8 @@ void ThreadPool::dispatch(Job job) {
     }
     wake_.notify_all();
   }
-  claim_items(job, 0);
-  for (int spin = 0; num_done_.load(std::memory_order_acquire) < num_threads_ - 1; ++spin) {
+  claim_items(0);
+  for (int spin = 0; num_done_.load(std::memory_order_acquire) < job.num_items; ++spin) {
     if (spin < spins_) {
       relax();
     } else {
@@ -66,29 +66,34 @@ void ThreadPool::dispatch(Job job) {
   }
 }
 
-void ThreadPool::claim_items(const Job& job, int worker) {
-  for (int item; (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < job.num_items;)
-    job.call(job.fn, item, worker);
+// Works until nothing is left to claim; returns the epoch that it found exhausted.
+uint64_t ThreadPool::claim_items(int worker) {
+  int num_done = 0;  // all of one job, which cannot end before they are told
+  for (;;) {
+    const uint64_t word = claims_.fetch_add(1, std::memory_order_acq_rel);
+    const uint64_t item = word & kItemMask;
+    if (item >= (word >> kItemBits & kItemMask)) {
+      if (num_done > 0) num_done_.fetch_add(num_done, std::memory_order_release);
+      return epoch_of(word);
+    }
+    job_.call(job_.fn, int(item), worker);
+    ++num_done;
+  }
 }
 
 void ThreadPool::worker_loop(int worker) {
   uint64_t seen = 0;
+  const auto is_new = [&](std::memory_order order) { return epoch_of(claims_.load(order)) != seen; };
   for (;;) {
-    int spin = 0;
-    while (epoch_.load(std::memory_order_acquire) == seen && spin < spins_) {
-      relax();
-      ++spin;
-    }
-    if (epoch_.load(std::memory_order_acquire) == seen) {
+    for (int spin = 0; spin < spins_ && !is_new(std::memory_order_acquire); ++spin) relax();
+    if (!is_new(std::memory_order_acquire)) {
       std::unique_lock lock(mutex_);
       num_asleep_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
+      wake_.wait(lock, [&] { return is_new(std::memory_order_seq_cst); });
       num_asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
-    ++seen;  // dispatch waits for every worker, so epochs can't be skipped
     if (stop_.load()) return;
-    claim_items(job_, worker);
-    num_done_.fetch_add(1, std::memory_order_release);
+    seen = claim_items(worker);
   }
 }
 

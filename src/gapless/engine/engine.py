@@ -367,7 +367,7 @@ class Engine:
             for request, batch in deliveries.items():
                 if batch:
                     self._deliver(request, batch)
-            if failed is None:
+            if failed is None and self._failure is None:
                 self._schedule()
         return failed
 
