@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,9 +62,9 @@ class MaskFeeder:
         """The sequence has got a slot. One that had one before (it was preempted) goes on where it was."""
         self._put(_Admit(sequence_id, slot, grammar))
 
-    def accept(self, sequence_id: int, token_id: int) -> None:
-        """The sequence has got its next token."""
-        self._put(_Token(sequence_id, token_id))
+    def accept(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Sequences (by their ids) have got their next tokens."""
+        self._put(*(_Token(sequence_id, token_id) for sequence_id, token_id in tokens))
 
     def drop(self, sequence_id: int) -> None:
         """The sequence has ended. Nothing happens if it is not known."""
@@ -78,14 +78,14 @@ class MaskFeeder:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _put(self, message: _Admit | _Token | _Drop) -> None:
+    def _put(self, *messages: _Admit | _Token | _Drop) -> None:
         with self._arrived:
             if self._closing:
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gapless-masks", daemon=True)
                 self._thread.start()
-            self._inbox.append(message)
+            self._inbox += messages
             self._arrived.notify()
 
     # --- the feeder's thread ---
