@@ -131,11 +131,11 @@ class MaskFeeder:
             elif sequence_id in outputs:
                 tokens[sequence_id] = message.token_id
                 due[sequence_id] = None
-        errors = advance(pool, [(outputs[key].matcher, token_id) for key, token_id in tokens.items()])
-        for sequence_id, error in zip(tokens, errors, strict=True):
+        advance([(outputs[key].matcher, token_id) for key, token_id in tokens.items()], pool)
+        for sequence_id in tokens:
             outputs[sequence_id].num_tokens += 1
-            if error is not None:
-                self._give_up(outputs, sequence_id, f"The output cannot go on under its grammar: {error}.")
+            if (failure := outputs[sequence_id].matcher.failure) is not None:
+                self._give_up(outputs, sequence_id, f"The output cannot go on under its grammar: {failure}.")
         for sequence_id in due:
             if (output := outputs.get(sequence_id)) is not None and not output.matcher.is_finished:
                 self._send(outputs, sequence_id, output)

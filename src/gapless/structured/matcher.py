@@ -17,13 +17,15 @@ class GrammarError(GaplessError):
 
 
 class Matcher:
-    """Follows one output through its grammar. For one thread at a time; an error is final."""
+    """Follows one output through its grammar. For one thread at a time; a failure is final."""
 
     def __init__(self, engine: llguidance.LLMatcher, tokens: TokenTable, mask: Mask | None = None) -> None:
         """`engine` has no error. `mask` is known when the matcher is a copy."""
         self._engine = engine
         self._tokens = tokens
         self._mask = mask
+        self.failure: GrammarError | None = None
+        """Why the output cannot go on."""
         self.is_finished = False
         """Whether an end token was accepted: nothing comes after it."""
 
@@ -34,23 +36,40 @@ class Matcher:
         GrammarError if there is none, or if finding them would cost too much.
         """
         if self._mask is None:
-            _compute_masks(llguidance.LLExecutor(1), [self])
-            if self._mask is None:
-                raise self._error()
+            if self.is_finished:
+                raise GrammarError("the output has ended")
+            if self.failure is None:
+                _compute_masks([self])
+            if self.failure is not None:
+                raise self.failure
+            assert self._mask is not None
         return self._mask
 
     def copy(self) -> Matcher:
-        """A matcher at the same place."""
-        return Matcher(self._engine.deep_copy(), self._tokens, self._mask)
+        """A matcher at the same place, of one that can go on."""
+        return Matcher(self._engine.deep_copy(), self._tokens, self.mask)
 
     def accept(self, token_id: int) -> None:
-        """Goes on past a token of the mask. GrammarError for any other."""
+        """Goes on past a token of the mask. GrammarError for any other, or if nothing can follow."""
         self.mask  # noqa: B018  # without it nothing is allowed
-        if (error := advance(llguidance.LLExecutor(1), [(self, token_id)])[0]) is not None:
-            raise error
+        advance([(self, token_id)])
+        if self.failure is not None:
+            raise self.failure
 
-    def _error(self) -> GrammarError:
-        return GrammarError(reason_of(self._engine.get_error() or "no token is allowed"))
+    def _set_mask(self, mask: Mask) -> None:
+        """Takes the engine's answer."""
+        # In an error it has the end tokens: that must never pass for an end of the grammar.
+        if error := self._engine.get_error():
+            self.failure = GrammarError(reason_of(error))
+            return
+        may_end = (mask & self._tokens.end).any() and self._engine.is_accepting()
+        mask = mask & self._tokens.text
+        if may_end:
+            mask |= self._tokens.end
+        if mask.any():
+            self._mask = mask
+        else:
+            self.failure = GrammarError("no token is allowed")
 
 
 class Grammar:
@@ -66,48 +85,42 @@ class Grammar:
         return self._start.copy()
 
 
-def advance(pool: llguidance.LLExecutor, steps: Sequence[tuple[Matcher, int]]) -> list[GrammarError | None]:
+def advance(steps: Sequence[tuple[Matcher, int]], pool: llguidance.LLExecutor | None = None) -> None:
     """Lets different matchers, whose masks are known, accept a token each, and computes their next masks.
 
-    It runs in the threads of `pool`, without the GIL. An error for each matcher that cannot go on.
+    It runs in the threads of `pool`, without the GIL. Those that cannot go on have a `failure` afterwards.
     """
-    errors: dict[Matcher, GrammarError] = {}
     going_on = []
     for matcher, token_id in steps:
         mask, matcher._mask = matcher._mask, None
-        if mask is None or matcher.is_finished or not allows(mask, token_id):
-            errors[matcher] = GrammarError(f"token {token_id} is not allowed here")
+        if mask is None or not allows(mask, token_id):
+            matcher.failure = GrammarError(f"token {token_id} is not allowed here")
         elif allows(matcher._tokens.end, token_id):
             matcher.is_finished = True
         else:
             going_on.append((matcher, token_id))
     pairs = [(matcher._engine, token_id) for matcher, token_id in going_on]
-    accepted = pool.consume_token_par(pairs) if pairs else []
-    alive = []
-    for (matcher, _), ok in zip(going_on, accepted, strict=True):
-        if ok:
-            alive.append(matcher)
-        else:
-            errors[matcher] = matcher._error()
-    _compute_masks(pool, alive)
-    errors |= {matcher: matcher._error() for matcher in alive if matcher._mask is None}
-    return [errors.get(matcher) for matcher, _ in steps]
+    if pool is None:
+        for engine, token_id in pairs:
+            engine.consume_token(token_id)
+    elif pairs:
+        pool.consume_token_par(pairs)
+    _compute_masks(
+        [matcher for matcher, _ in going_on], pool
+    )  # an engine that has refused stays in its error
 
 
-def _compute_masks(pool: llguidance.LLExecutor, matchers: Sequence[Matcher]) -> None:
-    """Fills in the masks of matchers of one model; None where no token is allowed."""
+def _compute_masks(matchers: Sequence[Matcher], pool: llguidance.LLExecutor | None = None) -> None:
+    """Fills in the masks or the failures of matchers of one model."""
     if not matchers:
         return
-    tokens = matchers[0]._tokens
-    rows = np.zeros((len(matchers), len(tokens.text)), dtype=np.uint32)
-    targets = [(matcher._engine, row) for row, matcher in enumerate(matchers)]
-    pool.unsafe_compute_mask_ptr(targets, rows.ctypes.data, rows.strides[0], len(matchers))
-    for matcher, row in zip(matchers, rows, strict=True):
-        # In an error the engine's mask has the end tokens: that must never pass for an end of the grammar.
-        if matcher._engine.get_error():
-            continue
-        may_end = (row & tokens.end).any() and matcher._engine.is_accepting()
-        row &= tokens.text
-        if may_end:
-            row |= tokens.end
-        matcher._mask = row.copy() if row.any() else None
+    rows = np.zeros((len(matchers), len(matchers[0]._tokens.text)), dtype=np.uint32)
+    first, row_bytes = rows.ctypes.data, rows.strides[0]
+    if pool is None:
+        for row, matcher in enumerate(matchers):
+            matcher._engine.unsafe_compute_mask_ptr(first + row * row_bytes, row_bytes)
+    else:
+        targets = [(matcher._engine, row) for row, matcher in enumerate(matchers)]
+        pool.unsafe_compute_mask_ptr(targets, first, row_bytes, len(matchers))
+    for matcher, mask in zip(matchers, rows, strict=True):
+        matcher._set_mask(mask)
