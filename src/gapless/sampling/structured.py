@@ -36,7 +36,8 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     """JSON without whitespace between its parts."""
     whitespace_pattern: str | None = None
-    """Regular expression of the whitespace that may stand between the parts of JSON."""
+    """Regular expression of the whitespace between the parts of JSON; None: a line break and an indentation,
+    or spaces."""
 
     def __post_init__(self) -> None:
         if self.json_object is not None:

@@ -28,6 +28,8 @@ logger = logging.getLogger("gapless.structured")
 
 MAX_TEXT_BYTES = 256 << 10
 _MAX_CACHED = 64
+# A line break and an indentation. Small models that may write any whitespace do so for ever.
+_WHITESPACE = r"\n?[ \t]{0,32}"
 
 
 class GrammarCompiler:
@@ -130,8 +132,8 @@ def _schema(constraint: StructuredOutputs) -> str:
             raise ValueError("nothing satisfies the schema false")
         schema = {}
     options: dict[str, Any] = {"whitespace_flexible": not constraint.disable_any_whitespace}
-    if constraint.whitespace_pattern is not None:
-        options["whitespace_pattern"] = constraint.whitespace_pattern
+    if not constraint.disable_any_whitespace:
+        options["whitespace_pattern"] = constraint.whitespace_pattern or _WHITESPACE
     # Ours alone: a schema's own could tell the engine to ignore what it does not understand.
     schema["x-guidance"] = options
     return json.dumps(schema)
