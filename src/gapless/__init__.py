@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from gapless.async_engine import AsyncEngine
     from gapless.config import EngineConfig
     from gapless.llm import LLM
-    from gapless.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from gapless.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, StructuredOutputs
 
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

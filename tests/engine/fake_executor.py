@@ -16,6 +16,12 @@ def next_of_prompt(token_ids: list[int], num_prompt: int) -> int:
     return token_ids[(len(token_ids) - num_prompt) % num_prompt]
 
 
+def nearest_allowed(mask: Any, token_id: int) -> int:
+    """The token that a mask leaves to a model that wants `token_id`."""
+    allowed = [t for t in range(32 * len(mask)) if int(mask[t // 32]) >> (t % 32) & 1]
+    return min(allowed, key=lambda t: (abs(t - token_id), t))
+
+
 def make_sampling(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
 
@@ -30,6 +36,7 @@ class Slot:
     num_computed: int = 0
     waits_for_blocks: bool = False
     masks: dict[int, Any] = field(default_factory=dict)  # by output index
+    awaits_mask: bool = False
 
 
 @dataclass
@@ -89,6 +96,7 @@ class FakeExecutor:
             entry = self.slots.get(slot)
             if entry is not None and entry.sequence_id == sequence_id:
                 entry.masks[output_index] = mask
+                entry.awaits_mask = False
             self._changed.notify()
 
     def set_target_tpot(self, seconds: float) -> None:
@@ -145,7 +153,9 @@ class FakeExecutor:
             self._changed.notify()
 
     def _has_work(self) -> bool:
-        return not self.stalled and any(not slot.waits_for_blocks for slot in self.slots.values())
+        return not self.stalled and any(
+            not slot.waits_for_blocks and not slot.awaits_mask for slot in self.slots.values()
+        )
 
     def _check_cached(self, entry: Slot, blocks: Any) -> None:
         """What the scheduler believes to be in the given blocks must be there."""
@@ -188,11 +198,17 @@ class FakeExecutor:
             self._events.append(("prefilled", entry.sequence_id, entry.num_computed))
             return
         self._compute(entry)
+        mask = entry.masks.get(len(entry.token_ids) - entry.num_prompt)
+        if entry.sampling.constrained and mask is None:
+            entry.awaits_mask = True
+            return
         sampling, first = entry.sampling, len(entry.token_ids) == entry.num_prompt
         if first and sampling.num_prompt_logprobs >= 0:
             for position in range(1, entry.num_prompt):
                 self._events.append(("prompt_logprobs", entry.sequence_id, position, -0.5, 1, [(7, -0.5)]))
         token_id = self.script(entry.token_ids, entry.num_prompt)
+        if sampling.constrained:
+            token_id = nearest_allowed(mask, token_id)
         entry.token_ids.append(token_id)
         logprob = -0.25 if sampling.num_logprobs >= 0 else None
         top = [(token_id, -0.25), (3, -2.0)][: max(0, sampling.num_logprobs)]

@@ -44,6 +44,32 @@ def test_stop_option(executor):
     assert result.stdout == "He\n"
 
 
+def test_an_answer_that_matches_an_expression(executor):
+    result = runner.invoke(app, ["run", "toy", "Hi", "--regex", "Help|Held"])
+    assert result.stdout == "Help\n", result.output
+
+
+def test_an_answer_that_satisfies_a_schema(executor, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["Hello?", "Bye"]}')
+    result = runner.invoke(app, ["run", "toy", "Hi", "--json-schema", str(file)])
+    assert result.stdout == '"Hello?"\n', result.output
+
+
+def test_constraints_that_are_wrong(executor, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"\xff")
+    assert "cannot be read" in runner.invoke(app, ["run", "toy", "Hi", "--json-schema", str(file)]).stderr
+    file.write_text("{")
+    result = runner.invoke(app, ["run", "toy", "Hi", "--json-schema", str(file)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "not JSON" in result.stderr
+    assert "unclosed group" in runner.invoke(app, ["run", "toy", "Hi", "--regex", "("]).stderr
+    file.write_text("{}")
+    both = runner.invoke(app, ["run", "toy", "Hi", "--json-schema", str(file), "--regex", "a"])
+    assert "exactly one" in both.stderr
+
+
 def test_a_prompt_that_is_too_long(executor):
     result = runner.invoke(app, ["run", "toy", "x" * 300])
     assert result.exit_code == 2

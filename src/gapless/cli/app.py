@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,6 +74,13 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with a JSON schema that the answer satisfies."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole answer matches.")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print times and speed to standard error.")] = False,
     quant: options.Quant = None,
     activations: options.Activations = "a8",
@@ -81,7 +89,7 @@ def run(
 ) -> None:
     """Answers one prompt, or chats in the terminal."""
     with reported_errors(context.obj):
-        from gapless.cli.run import RunOptions, run_model
+        from gapless.cli.run import RunOptions, run_model, structured_outputs
         from gapless.config import EngineConfig
 
         config = EngineConfig(
@@ -100,6 +108,7 @@ def run(
             "min_p": min_p,
             "seed": seed,
             "stop": stop,
+            "structured_outputs": structured_outputs(json_schema, regex),
         }
         run_model(config, RunOptions(prompt, system, raw, sampling, stats))
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,7 +17,7 @@ from gapless.errors import GaplessError, InvalidRequestError, TemplateError
 from gapless.llm import LLM
 from gapless.progress import bytes_bar
 from gapless.runtime import start
-from gapless.sampling import RequestMetrics, SamplingParams
+from gapless.sampling import RequestMetrics, SamplingParams, StructuredOutputs
 
 # Used where neither the user nor the model says: small models wander at higher temperatures and repeat at 0.
 _DEFAULTS = {"temperature": 0.2, "top_p": 0.95, "top_k": 0}
@@ -53,6 +54,17 @@ def run_model(config: EngineConfig, options: RunOptions) -> None:
             session.chat()
         else:
             session.answer(prompt)
+
+
+def structured_outputs(json_schema: Path | None, regex: str | None) -> StructuredOutputs | None:
+    """What the options ask of the answer, if anything. InvalidRequestError for a file that is no schema."""
+    if json_schema is None and regex is None:
+        return None
+    try:
+        schema = None if json_schema is None else json_schema.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(f"{json_schema} cannot be read: {error}", param="json_schema") from None
+    return StructuredOutputs(json=schema, regex=regex)
 
 
 class _Session:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gapless.engine.constraints import Constraints
 from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent
 from gapless.engine.executor import Executor
 from gapless.engine.handle import RequestHandle
@@ -67,6 +68,7 @@ class Engine:
                 limits.prefix_caching,
             )
         )
+        self._constraints = Constraints(executor, tokenizer, limits.vocab_size, self._fail)
         self._lock = threading.Lock()
         # Cancellations come from anywhere, the garbage collector in the midst of our own code included: they
         # are left here, and taken by whoever holds the lock.
@@ -116,7 +118,8 @@ class Engine:
         token_ids = self._checked_prompt(token_ids)
         self._check_params(params)
         stop_token_ids = dict.fromkeys(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        grammar = self._constraints.compile(params.structured_outputs)
+        if not params.ignore_eos or grammar is not None:
             stop_token_ids |= dict.fromkeys(sorted(self.tokenizer.eos_token_ids))
         room = self.limits.max_model_len - len(token_ids)
         request = Request(
@@ -127,6 +130,7 @@ class Engine:
             stop_token_ids=tuple(stop_token_ids),
             prompt=prompt,
             priority=check.integer("priority", priority, -(2**31), 2**31 - 1),
+            grammar=grammar,
             arrival_s=arrival_s,
         )
         self._scheduler.check(request)
@@ -170,6 +174,7 @@ class Engine:
             first = self._failure is None
             if first:
                 self._failure = "The engine was closed."
+        self._constraints.close()
         if first:
             self._executor.close()
             self._end_all(FinishReason.ABORT, "")
@@ -247,9 +252,14 @@ class Engine:
             if not sequence.is_running:
                 self._end(sequence, FinishReason.ABORT)
             elif not sequence.is_cancelled and self._failure is None:
-                sequence.is_cancelled = True
-                self._scheduler.leave(sequence)
-                self._executor.cancel(sequence.slot, sequence.id)  # type: ignore[arg-type]  # it runs
+                self._stop(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Ends a running sequence at the next step; its consumer gets no token any more."""
+        assert sequence.slot is not None
+        sequence.is_cancelled = True
+        self._scheduler.leave(sequence)
+        self._executor.cancel(sequence.slot, sequence.id)
 
     def _schedule(self) -> None:
         """Tells the executor what the scheduler decides."""
@@ -285,6 +295,7 @@ class Engine:
             logger.exception("Request %s was refused", request.id)
             self._end(sequence, FinishReason.ERROR, f"The executor refused the request: {error}")
             return False
+        self._constraints.admit(sequence)
         return True
 
     def _native_sampling(self, sequence: Sequence) -> Any:
@@ -309,10 +320,12 @@ class Engine:
             if wants_prompt_logprobs and params.prompt_logprobs is not None
             else -1,
             logit_bias=None if params.logit_bias is None else dict(params.logit_bias),
+            constrained=request.grammar is not None,
         )
 
     def _end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
         self._scheduler.finish(sequence)
+        self._constraints.drop(sequence)
         event = FinishEvent(sequence.index, reason, time.perf_counter(), message)
         self._deliver(sequence.request, [event])
 
@@ -326,6 +339,23 @@ class Engine:
         with self._exclusive():
             for sequence in self._scheduler.open_sequences():
                 self._end(sequence, reason, message)
+
+    # --- the masks' thread ---
+
+    def _fail(self, sequence_id: int, message: str) -> None:
+        """Ends a sequence that cannot go on under its grammar with "error"."""
+        with self._exclusive():
+            if self._failure is not None:
+                return
+            for sequence in self._scheduler.open_sequences():
+                if sequence.id != sequence_id or sequence.is_cancelled:
+                    continue
+                if sequence.is_running:
+                    sequence.failure = message
+                    self._stop(sequence)
+                else:
+                    self._end(sequence, FinishReason.ERROR, message)
+            self._schedule()
 
     # --- the engine thread ---
 
@@ -350,6 +380,7 @@ class Engine:
         """Hands out one batch of the executor's events; the executor's last words if it has died."""
         now_s = time.perf_counter()
         deliveries: dict[Request, list[RequestEvent]] = {}
+        constrained: list[tuple[Sequence, int]] = []
         failed = None
         with self._exclusive():
             running = self._scheduler.running
@@ -364,6 +395,9 @@ class Engine:
                 if batch is None:
                     batch = deliveries[sequence.request] = []
                 self._take_one(event, sequence, batch, now_s)
+                if sequence.request.grammar is not None and event[0] == "token":
+                    constrained.append((sequence, event[2]))
+            self._constraints.accept(constrained)  # first of all: the step that needs the masks is running
             for request, batch in deliveries.items():
                 if batch:
                     self._deliver(request, batch)
@@ -398,11 +432,14 @@ class Engine:
             self._scheduler.preempted(sequence, num_computed)
             return
         self._scheduler.finish(sequence, num_computed)
+        self._constraints.drop(sequence)
         # Whatever came first in the loop, a cancelled sequence has been seen to end by its consumer.
         finish_reason = FinishReason.ABORT if sequence.is_cancelled else FinishReason(reason)
-        message = (
-            "The executor could not go on with this request." if finish_reason is FinishReason.ERROR else ""
-        )
+        message = ""
+        if sequence.failure is not None:
+            finish_reason, message = FinishReason.ERROR, sequence.failure
+        elif finish_reason is FinishReason.ERROR:
+            message = "The executor could not go on with this request."
         batch.append(FinishEvent(sequence.index, finish_reason, now_s, message))
 
 

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from gapless.engine.events import RequestEvent
 from gapless.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from gapless.structured.matcher import Grammar
 
 Sink = Callable[["Request", "list[RequestEvent]"], None]
 
@@ -47,6 +51,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     is_leaving: bool = False  # its cancellation or preemption is under way
     is_cancelled: bool = False
+    failure: str | None = None  # why it was cancelled, if not by its consumer
     hashes: list[bytes] = field(
         default_factory=list, repr=False
     )  # of its first full blocks, as far as they are known
@@ -84,6 +89,7 @@ class Request:
     stop_token_ids: SequenceOf[int] = ()
     prompt: str | None = None
     priority: int = 0
+    grammar: Grammar | None = field(default=None, repr=False)  # every choice is sampled under its masks
     sink: Sink = field(default=lambda request, events: None, repr=False)
     arrival_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None

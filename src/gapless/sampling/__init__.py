@@ -2,5 +2,14 @@
 
 from gapless.sampling.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from gapless.sampling.params import SamplingParams
+from gapless.sampling.structured import StructuredOutputs
 
-__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamChunk"]
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamChunk",
+    "StructuredOutputs",
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gapless.sampling import check
+from gapless.sampling.structured import StructuredOutputs
 
 # More choices than this of one prompt is a mistake rather than a wish; every choice is a sequence of its own.
 MAX_CHOICES = 1024
@@ -37,7 +38,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the generation, beside the model's own end tokens. The text does not show them."""
     ignore_eos: bool = False
-    """Go on after the model's own end tokens."""
+    """Go on after the model's own end tokens; under `structured_outputs` they end the output all the same."""
     logprobs: int | None = None
     """Report the log-probability of each new token, and of this many of the most likely ones."""
     prompt_logprobs: int | None = None
@@ -53,10 +54,14 @@ class SamplingParams:
     n: int = 1
     """How many choices to generate for each prompt."""
     min_tokens: int = 0
-    """End tokens and stop strings do not count before this many new tokens."""
+    """End tokens and stop strings do not count before this many new tokens. Under `structured_outputs` the
+    constraint alone says where the end tokens may come."""
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    """What the output must look like. An output that `max_tokens`, `stop` or `stop_token_ids` cut off may be
+    unfinished."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -87,6 +92,8 @@ class SamplingParams:
         self._set("stop", check.strings("stop", self.stop))
         self._set("stop_token_ids", check.token_ids("stop_token_ids", self.stop_token_ids))
         self._set("logit_bias", _logit_bias(self.logit_bias))
+        if not isinstance(self.structured_outputs, (StructuredOutputs, type(None))):
+            check.refuse("structured_outputs", self.structured_outputs, "a StructuredOutputs")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
