@@ -24,7 +24,7 @@ class ContextLengthSettings:
 
     @property
     def max_model_len(self) -> int:
-        return max(max(self.contexts), _WARM_UP_TOKENS) + self.new_tokens + 1
+        return max(self.contexts) + self.new_tokens + 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def measure_context_length(
     """One result for each length, as it is ready. The engine must not have a prefix cache: it would keep the
     blocks of earlier prompts, and the memory could not be compared. EngineError if the engine fails."""
     rng = random.Random(0)
-    warm_up = min(_WARM_UP_TOKENS, max(settings.contexts))
+    warm_up = min(_WARM_UP_TOKENS, *settings.contexts)
     _times_s(engine, rng, warm_up, 1)
     base_bytes = rss_bytes() - int(warm_up * kv_bytes_per_token)
     for context in sorted(settings.contexts):
