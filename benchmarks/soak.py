@@ -211,7 +211,7 @@ def main() -> None:
     idle = idle_share()
     print(
         f"{len(soak.flights)} requests, {dict(soak.reasons)}, {stats['num_preemptions']} preemptions, "
-        f"{stats['num_cached_tokens']} of {stats['num_prompt_tokens']} prompt tokens cached, {elapsed:.0f} s, "
+        f"{stats['num_cached_tokens']} of {stats['num_prompt_tokens']} prompt tokens hit, {elapsed:.0f} s, "
         f"memory + {growth / 2**20:.1f} MiB, of that up to {recorded / 2**20:.1f} MiB are kept "
         f"by this script; idle CPU {100 * idle:.2f}% of a core"
     )

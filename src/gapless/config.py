@@ -35,9 +35,13 @@ class EngineConfig:
     target_tpot_ms: float | None = None
     """Prompts are computed in pieces, so that running sequences get a token this often; None: 1.6 times
     later than without at most, unless more sequences wait for their prompts than run."""
+    trace: str | None = None
+    """A file for a trace of every step and slot, to be opened in ui.perfetto.dev; written at the end."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", os.fspath(self.model))
+        if self.trace is not None:
+            object.__setattr__(self, "trace", os.fspath(self.trace))
         if self.activations not in ACTIVATIONS:
             check.refuse("activations", self.activations, "a8 or a16")
         if self.num_threads is not None:

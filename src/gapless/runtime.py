@@ -15,6 +15,7 @@ from gapless import hub
 from gapless.config import EngineConfig
 from gapless.engine import Engine, EngineLimits
 from gapless.engine.memory import GIB, plan_kv
+from gapless.engine.trace import Tracer
 
 if TYPE_CHECKING:
     from gapless.models.loader import LoadedModel
@@ -49,13 +50,17 @@ class Runtime:
         self.model.checkpoint.close()
 
 
-def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime:
-    """Loads the model and starts its engine.
+def start(
+    config: EngineConfig, progress: LoadProgress | None = None, tracer: Tracer | None = None
+) -> Runtime:
+    """Loads the model and starts its engine. `tracer`: one of the caller's, instead of `config.trace`.
 
     LoadError if the model is missing or cannot be run, InvalidRequestError if the configuration does not fit
     it.
     """
     path = hub.resolve(config.model)
+    if tracer is None and config.trace is not None:
+        tracer = Tracer(config.trace)
     started = time.perf_counter()
     from gapless import _native
     from gapless.loading import open_checkpoint
@@ -96,6 +101,7 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
         max_seq_len=plan.max_model_len,
         max_step_tokens=config.max_step_tokens,
         num_threads=num_threads,
+        trace=tracer is not None,
     )
     executor.set_target_tpot((config.target_tpot_ms or 0.0) / 1000)
     limits = EngineLimits(
@@ -105,7 +111,7 @@ def start(config: EngineConfig, progress: LoadProgress | None = None) -> Runtime
         model.config.vocab_size,
         config.prefix_caching,
     )
-    engine = Engine(executor, tokenizer, limits, _native.Sampling)
+    engine = Engine(executor, tokenizer, limits, _native.Sampling, tracer)
     _return_free_memory()
     load_s = time.perf_counter() - started
     logger.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ class FakeExecutor:
     max_seq_len: int = 256
     script: Callable[[list[int], int], int] = next_of_prompt
     stalled: bool = False  # steps stand still while set
+    step_s: float = 0.0  # how long a step takes
     slots: dict[int, Slot] = field(default_factory=dict)
     admissions: list[tuple[int, int]] = field(default_factory=list)  # (slot, sequence id)
     num_extends: int = 0
@@ -60,6 +62,7 @@ class FakeExecutor:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._events: list[tuple[Any, ...]] = []
+        self._trace: list[tuple[float, float, float, int, int]] = []
         self._closed = False
 
     def admit(
@@ -103,7 +106,9 @@ class FakeExecutor:
         self.target_tpot_s = seconds
 
     def take_trace(self) -> list[tuple[float, float, float, int, int]]:
-        return []
+        with self._changed:
+            trace, self._trace = self._trace, []
+            return trace
 
     def extend(self, slot: int, sequence_id: int, blocks: Any) -> None:
         with self._changed:
@@ -137,9 +142,8 @@ class FakeExecutor:
     def wait(self, timeout_s: float) -> list[tuple[Any, ...]]:
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._closed or self._has_work(), timeout_s)
-            if not self.stalled:
-                for slot in list(self.slots):
-                    self._step(slot)
+            if self._has_work():
+                self._run_step()
             events, self._events = self._events, []
             return events
 
@@ -181,6 +185,27 @@ class FakeExecutor:
                     assert other is entry or where[0] not in held, "wrote into a block that another one reads"
             self.contents[where] = value
         entry.num_computed = len(entry.token_ids)
+
+    def _run_step(self) -> None:
+        begin_s = time.perf_counter()
+        before = {slot: entry.num_computed for slot, entry in self.slots.items()}
+        entries = dict(self.slots)
+        time.sleep(self.step_s)
+        for slot in list(self.slots):
+            self._step(slot)
+        rows = {slot: entry.num_computed - before[slot] for slot, entry in entries.items()}
+        decoding = [slot for slot, num_computed in before.items() if num_computed >= entries[slot].num_prompt]
+        num_decode_rows = sum(rows[slot] for slot in decoding)
+        forward_end_s = time.perf_counter()
+        self._trace.append(
+            (
+                begin_s,
+                forward_end_s,
+                time.perf_counter(),
+                num_decode_rows,
+                sum(rows.values()) - num_decode_rows,
+            )
+        )
 
     def _step(self, slot: int) -> None:
         entry = self.slots[slot]

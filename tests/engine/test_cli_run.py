@@ -21,7 +21,7 @@ def executor(monkeypatch):
     executor = FakeExecutor(script=say("Hello!"), max_num_seqs=1)
     with toy_llm(executor) as llm:
         monkeypatch.setattr(gapless.cli.run, "start", lambda config, progress: llm.runtime)
-        monkeypatch.setattr(gapless.cli.bench, "start", lambda config, progress: llm.runtime)
+        monkeypatch.setattr(gapless.cli.bench, "start", lambda config, progress, tracer: llm.runtime)
         yield executor
 
 

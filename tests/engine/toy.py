@@ -11,6 +11,7 @@ from typing import Any
 from fake_executor import FakeExecutor, make_sampling
 
 from gapless.engine import Engine, EngineLimits
+from gapless.engine.trace import Tracer
 from gapless.llm import LLM
 from gapless.runtime import Runtime
 from gapless.tokenizer import ChatTemplate, Tokenizer
@@ -42,11 +43,11 @@ def byte_tokenizer(bos: int | None = BOS, template: str | None = TEMPLATE) -> To
 
 @contextlib.contextmanager
 def running_engine(
-    executor: FakeExecutor | None = None, tokenizer: Tokenizer | None = None
+    executor: FakeExecutor | None = None, tokenizer: Tokenizer | None = None, tracer: Tracer | None = None
 ) -> Iterator[tuple[Engine, FakeExecutor]]:
     executor = executor or FakeExecutor()
     limits = EngineLimits(executor.max_num_seqs, executor.max_seq_len, executor.num_blocks, VOCAB_SIZE)
-    engine = Engine(executor, tokenizer or byte_tokenizer(), limits, make_sampling)
+    engine = Engine(executor, tokenizer or byte_tokenizer(), limits, make_sampling, tracer)
     try:
         yield engine, executor
     finally:
@@ -54,8 +55,10 @@ def running_engine(
 
 
 @contextlib.contextmanager
-def toy_llm(executor: FakeExecutor | None = None, **options: Any) -> Iterator[LLM]:
-    with running_engine(executor, byte_tokenizer(**options)) as (engine, _):
+def toy_llm(
+    executor: FakeExecutor | None = None, tracer: Tracer | None = None, **options: Any
+) -> Iterator[LLM]:
+    with running_engine(executor, byte_tokenizer(**options), tracer) as (engine, _):
         checkpoint = SimpleNamespace(close=lambda: None, generation_config=MappingProxyType({}))
         model = SimpleNamespace(
             checkpoint=checkpoint, program=SimpleNamespace(weight_bytes=0), config=SimpleNamespace()

@@ -86,6 +86,7 @@ def run(
     activations: options.Activations = "a8",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
+    trace: options.Trace = None,
 ) -> None:
     """Answers one prompt, or chats in the terminal."""
     with reported_errors(context.obj):
@@ -99,6 +100,7 @@ def run(
             num_threads=threads,
             max_model_len=max_model_len,
             max_num_seqs=1,
+            trace=trace,
         )
         sampling = {
             "max_tokens": max_tokens,
@@ -146,17 +148,66 @@ def inspect(
 def bench(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=_MODEL_HELP)],
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt that is prefilled.")] = 512,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are decoded.")] = 64,
-    depth: Annotated[int, typer.Option(min=1, help="Tokens in the cache before the first decoded one.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions, after one to warm up.")] = 5,
+    streams: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Measure so many streams at the same time.")
+    ] = None,
+    gap: Annotated[
+        bool, typer.Option("--gap", help="Measure the time between steps, also while Python is busy.")
+    ] = False,
+    interference: Annotated[
+        bool,
+        typer.Option("--interference", help="Measure running streams while a long prompt is prefilled."),
+    ] = False,
+    long_prompt: Annotated[int, typer.Option(min=1, help="Its length.")] = 4000,
+    prefix: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Measure a second request over the same N tokens."),
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Measure speed and memory by context length.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Length of the prompts. [default: 512; of several streams 128; --gap 16]"),
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that are decoded. [default: 64; with --gap 200]")
+    ] = None,
+    depth: Annotated[
+        int, typer.Option(min=1, help="Tokens in the cache before a single stream's first decoded one.")
+    ] = 1,
+    repeat: Annotated[
+        int | None,
+        typer.Option(min=1, help="Repetitions. [default: 5; of several streams 3; with --contexts 1]"),
+    ] = None,
     threads: options.Threads = None,
     quant: options.Quant = None,
     activations: options.Activations = "a8",
+    trace: options.Trace = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measures prefill and decode speed of a single stream, as llama-bench does."""
+    """Measures prefill and decode speed of a single stream, as llama-bench does, or what an option asks
+    for."""
     with reported_errors(context.obj):
-        from gapless.cli.bench import bench_model
+        from gapless.cli.bench import BenchOptions, bench_model
 
-        bench_model(model, prompt_tokens, new_tokens, depth, repeat, threads, quant, activations, as_json)
+        bench_model(
+            BenchOptions(
+                model=model,
+                streams=streams,
+                gap=gap,
+                interference=interference,
+                long_prompt=long_prompt,
+                prefix=prefix,
+                contexts=contexts,
+                prompt_tokens=prompt_tokens,
+                new_tokens=new_tokens,
+                depth=depth,
+                repeat=repeat,
+                threads=threads,
+                quant=quant,
+                activations=activations,
+                trace=trace,
+                as_json=as_json,
+            )
+        )

@@ -21,4 +21,8 @@ MaxModelLen = Annotated[
         help="Tokens of prompt and output together. [default: the model's context, if memory allows]"
     ),
 ]
+Trace = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="FILE", help="Write a trace of every step and slot, for ui.perfetto.dev."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

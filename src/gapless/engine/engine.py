@@ -20,6 +20,7 @@ from gapless.engine.executor import Executor
 from gapless.engine.handle import RequestHandle
 from gapless.engine.request import Request, Sequence, SequenceState, Sink
 from gapless.engine.scheduler import Admission, Scheduler, SchedulerConfig
+from gapless.engine.trace import Tracer
 from gapless.errors import EngineError, InvalidRequestError
 from gapless.sampling import SamplingParams, check
 
@@ -49,16 +50,23 @@ SamplingFactory = Callable[..., Any]  # makes a `_native.Sampling`
 class Engine:
     """Runs requests on an executor until `close`. Thread-safe.
 
-    Every accepted request ends in exactly one terminal event for each of its choices.
+    Every accepted request ends in exactly one terminal event for each of its choices. A `tracer` needs an
+    executor that was made with `trace`.
     """
 
     def __init__(
-        self, executor: Executor, tokenizer: Tokenizer, limits: EngineLimits, make_sampling: SamplingFactory
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        limits: EngineLimits,
+        make_sampling: SamplingFactory,
+        tracer: Tracer | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self._executor = executor
         self._make_sampling = make_sampling
+        self._tracer = tracer
         self._scheduler = Scheduler(
             SchedulerConfig(
                 limits.max_num_seqs,
@@ -168,8 +176,13 @@ class Engine:
                 "num_preemptions": scheduler.num_preemptions,
             }
 
+    def flush_trace(self) -> None:
+        """Hands the steps that have ended by now to the tracer, if there is one."""
+        with self._exclusive():
+            self._trace_steps()
+
     def close(self) -> None:
-        """Ends all open requests with "abort" and the threads. Idempotent."""
+        """Ends all open requests with "abort" and the threads, and writes the trace. Idempotent."""
         with self._exclusive():
             first = self._failure is None
             if first:
@@ -180,6 +193,9 @@ class Engine:
             self._end_all(FinishReason.ABORT, "")
         if self._thread is not threading.current_thread():
             self._thread.join()
+        if first and self._tracer is not None:
+            self.flush_trace()
+            self._tracer.close()
 
     # --- checks ---
 
@@ -278,8 +294,12 @@ class Engine:
     def _admit(self, admission: Admission) -> bool:
         sequence, request = admission.sequence, admission.sequence.request
         assert sequence.slot is not None
+        now_s = time.perf_counter()
         if request.admitted_s is None:
-            request.admitted_s = time.perf_counter()
+            request.admitted_s = now_s
+        if self._tracer is not None:
+            num_tokens, num_cached = sequence.num_tokens, admission.num_cached
+            self._tracer.admitted(sequence.id, sequence.slot, request.id, num_tokens, num_cached, now_s)
         try:
             self._executor.admit(
                 sequence.slot,
@@ -326,8 +346,9 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
         self._scheduler.finish(sequence)
         self._constraints.drop(sequence)
-        event = FinishEvent(sequence.index, reason, time.perf_counter(), message)
-        self._deliver(sequence.request, [event])
+        now_s = time.perf_counter()
+        self._trace_end(sequence, reason.value, now_s)
+        self._deliver(sequence.request, [FinishEvent(sequence.index, reason, now_s, message)])
 
     def _deliver(self, request: Request, events: list[RequestEvent]) -> None:
         try:
@@ -339,6 +360,18 @@ class Engine:
         with self._exclusive():
             for sequence in self._scheduler.open_sequences():
                 self._end(sequence, reason, message)
+
+    def _trace_end(self, sequence: Sequence, reason: str, now_s: float) -> None:
+        if self._tracer is not None:
+            self._tracer.ended(sequence.id, sequence.request.id, reason, now_s)
+
+    def _trace_steps(self) -> None:
+        if self._tracer is not None:
+            self._tracer.add_steps(self._executor.take_trace())
+            scheduler = self._scheduler
+            num_used = scheduler.config.num_blocks - scheduler.pool.num_free
+            num_running, num_waiting = len(scheduler.running), scheduler.num_waiting
+            self._tracer.counted(num_running, num_waiting, num_used, time.perf_counter())
 
     # --- the masks' thread ---
 
@@ -403,6 +436,7 @@ class Engine:
                     self._deliver(request, batch)
             if failed is None and self._failure is None:
                 self._schedule()
+            self._trace_steps()
         return failed
 
     def _take_one(
@@ -412,6 +446,8 @@ class Engine:
         if kind == "token":
             _, _, token_id, logprob, rank, top = event
             self._scheduler.token(sequence, token_id)
+            if self._tracer is not None:
+                self._tracer.token(sequence.id, now_s)
             if not sequence.is_cancelled:
                 batch.append(TokenEvent(sequence.index, token_id, logprob, rank, top, now_s))
         elif kind == "finished":
@@ -429,6 +465,7 @@ class Engine:
         self, sequence: Sequence, reason: str, num_computed: int, batch: list[RequestEvent], now_s: float
     ) -> None:
         if reason == "preempted" and not sequence.is_cancelled:
+            self._trace_end(sequence, reason, now_s)
             self._scheduler.preempted(sequence, num_computed)
             return
         self._scheduler.finish(sequence, num_computed)
@@ -440,6 +477,7 @@ class Engine:
             finish_reason, message = FinishReason.ERROR, sequence.failure
         elif finish_reason is FinishReason.ERROR:
             message = "The executor could not go on with this request."
+        self._trace_end(sequence, finish_reason.value, now_s)
         batch.append(FinishEvent(sequence.index, finish_reason, now_s, message))
 
 

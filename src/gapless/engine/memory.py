@@ -76,6 +76,15 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def rss_bytes() -> int:
+    """What this process holds now; the peak where the system does not tell."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_rss_bytes()
+    return num_pages * resource.getpagesize()
+
+
 def _meminfo(root: Path, key: str) -> int:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
