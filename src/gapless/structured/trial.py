@@ -1,8 +1,8 @@
 """Compiles grammars in a process of its own first, whose time, memory and stack are limited.
 
 The grammar engine's own limits do not hold everywhere: an intersection of a few hundred expressions takes
-hours, and a chain of a few thousand references overflows the stack. Inside of the server's process neither
-could be stopped. What compiles here compiles there as well.
+longer than anybody waits, and a chain of a thousand references overflows the stack. Inside of the server's
+process neither could be stopped. What compiles here compiles there as well.
 """
 
 from __future__ import annotations
