@@ -57,7 +57,7 @@ Executor::Executor(std::shared_ptr<Program> program, const ExecutorConfig& confi
   check_range("max_num_seqs", config.max_num_seqs, 1, config.max_step_tokens);
   slots_.resize(size_t(config.max_num_seqs));
   block_tables_.resize(slots_.size() * size_t(max_blocks_per_seq_));
-  order_.reserve(slots_.size());
+  next_rows_.reserve(slots_.size());
   scratch_.resize(size_t(pool_.num_threads()));
   program_->reserve(pool_.num_threads());
   thread_ = std::thread([this] { loop(); });
@@ -194,7 +194,8 @@ void Executor::record_step(Clock::time_point begin, Clock::time_point end, float
 
 // Sequences in slots, and those whose admission the loop will not get to.
 void Executor::end_all(FinishReason reason) {
-  for (int slot : std::vector<int>(order_)) finish(slots_[size_t(slot)], reason);
+  for (Slot& slot : slots_)
+    if (slot.state != SlotState::free) finish(slot, reason);
   std::lock_guard lock(command_mutex_);
   closing_ = true;  // a loop that failed takes no more commands either
   for (const Command& command : commands_) {
@@ -245,9 +246,9 @@ void Executor::apply(AdmitCommand& command) {
   }
   slot.num_blocks = int(command.blocks.size());
   std::copy(command.blocks.begin(), command.blocks.end(), block_row(command.slot));
-  const auto after = std::find_if(order_.begin(), order_.end(),
+  const auto after = std::find_if(prefilling_.begin(), prefilling_.end(),
                                   [&](int other) { return slots_[size_t(other)].priority > slot.priority; });
-  order_.insert(after, command.slot);
+  prefilling_.insert(after, command.slot);
 }
 
 Executor::Slot* Executor::running(int index, uint64_t sequence_id) {
@@ -286,18 +287,25 @@ void Executor::apply(MaskCommand& command) {
 bool Executor::compose() {
   step_.clear();
   tasks_.clear();
-  for (size_t i = 0; i < order_.size(); ++i) {
-    prefetch_slots(i);
-    Slot& slot = slots_[size_t(order_[i])];
-    if (slot.state == SlotState::decode && possible_rows(slot) > 0) add_rows(order_[i], 1);
+  for (const DecodeRow& row : next_rows_) {
+    const int index = step_.num_rows();
+    step_.sequences.push_back({index, 1, row.position, block_row(row.slot)});
+    step_.token_ids.push_back(row.token);
+    step_.positions.push_back(row.position);
+    step_.blocks.push_back(row.block);
+    step_.logit_rows.push_back(index);
+    tasks_.push_back({row.slot, row.position, true, false});
   }
+  next_rows_.clear();
+  std::erase_if(standing_, [&](int index) {
+    const bool goes_on = possible_rows(slots_[size_t(index)]) > 0;
+    if (goes_on) add_rows(index, 1);
+    return goes_on;
+  });
   num_decode_rows_ = step_.num_rows();
   allotments_.clear();
-  for (int index : order_) {
-    Slot& slot = slots_[size_t(index)];
-    if (slot.state != SlotState::prefill) continue;
-    if (const int rows = possible_rows(slot); rows > 0) allotments_.push_back({index, rows, 0});
-  }
+  for (int index : prefilling_)
+    if (const int rows = possible_rows(slots_[size_t(index)]); rows > 0) allotments_.push_back({index, rows, 0});
   if (!allotments_.empty()) {
     allot_prefill(budget_.prefill_rows(num_decode_rows_, int(allotments_.size())));
     for (const Allotment& a : allotments_)
@@ -306,21 +314,14 @@ bool Executor::compose() {
   return step_.num_rows() > 0;
 }
 
-// The last step has swept the caches: with hundreds of slots, to fetch them one after the other would be half the gap
-// between two steps.
-void Executor::prefetch_slots(size_t i) const {
-  constexpr size_t kAhead = 8;
-  if (i + 2 * kAhead < order_.size()) {
-    const Slot& slot = slots_[size_t(order_[i + 2 * kAhead])];
-    __builtin_prefetch(&slot);
-    __builtin_prefetch(&slot.sampling.num_prompt_logprobs);
-  }
-  if (i + kAhead < order_.size()) {
-    const int index = order_[i + kAhead];
-    const Slot& slot = slots_[size_t(index)];
-    __builtin_prefetch(slot.tokens.data() + slot.num_computed);
-    __builtin_prefetch(block_row(index) + slot.num_computed / kKvBlockTokens);
-  }
+// A decoding slot goes on with its last token, in the next step or when it can.
+void Executor::plan_decode_row(int index) {
+  Slot& slot = slots_[size_t(index)];
+  const int position = slot.num_computed;
+  if (possible_rows(slot) > 0)
+    next_rows_.push_back({index, slot.tokens.back(), position, block_row(index)[position / kKvBlockTokens]});
+  else
+    standing_.push_back(index);
 }
 
 // The first in line gets half of the budget, so that it surely comes through; the one with the least left to do gets
@@ -443,6 +444,7 @@ void Executor::take_masks(int first, int count) {
     task.sample = false;
     slot.awaits_mask = true;
     --slot.num_computed;
+    if (slot.state == SlotState::decode) standing_.push_back(task.slot);
   }
 }
 
@@ -486,6 +488,7 @@ void Executor::sample_rows(int first, int count) {
 void Executor::take_token(int slot_index, SampleResult& result) {
   Slot& slot = slots_[size_t(slot_index)];
   if (result.status != SampleStatus::ok) return finish(slot, FinishReason::error);
+  if (slot.state == SlotState::prefill) std::erase(prefilling_, slot_index);
   slot.state = SlotState::decode;
   slot.tokens.push_back(result.token);
   if (slot.sampling.params.has_penalties()) slot.counts.add_output(result.token);
@@ -500,14 +503,22 @@ void Executor::take_token(int slot_index, SampleResult& result) {
     finish(slot, FinishReason::stop);
   else if (slot.num_output() >= slot.sampling.max_tokens || int(slot.tokens.size()) >= config_.max_seq_len)
     finish(slot, FinishReason::length);
+  else
+    plan_decode_row(slot_index);
 }
 
 void Executor::finish(Slot& slot, FinishReason reason) {
   Event event(Event::Kind::finished, slot.sequence_id, slot.num_computed);
   event.reason = reason;
   unpublished_.push_back(std::move(event));
+  const int index = index_of(slot);
+  if (slot.state == SlotState::prefill) {
+    std::erase(prefilling_, index);
+  } else {
+    std::erase_if(next_rows_, [index](const DecodeRow& row) { return row.slot == index; });
+    std::erase(standing_, index);
+  }
   slot.state = SlotState::free;
-  order_.erase(std::find(order_.begin(), order_.end(), int(&slot - slots_.data())));
 }
 
 // ---- events --------------------------------------------------------------------------------------------------------

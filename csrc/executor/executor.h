@@ -156,7 +156,6 @@ class Executor {
   enum class SlotState : uint8_t { free, prefill, decode };
 
   struct Slot {
-    // What every step reads comes first, in one cache line.
     SlotState state = SlotState::free;
     bool asked_for_blocks = false;
     bool awaits_mask = false;  // has been computed once and could not be sampled
@@ -174,6 +173,14 @@ class Executor {
 
     int num_output() const { return int(tokens.size()) - num_prompt; }
     bool has_mask() const { return !sampling.constrained || mask_index == num_output(); }
+  };
+
+  // All that a decoding slot's row of the next step needs.
+  struct DecodeRow {
+    int slot;
+    int32_t token;
+    int32_t position;
+    int32_t block;
   };
 
   // Rows of prefill that a slot gets in this step.
@@ -211,10 +218,11 @@ class Executor {
   void apply(MaskCommand& command);
   Slot* running(int slot, uint64_t sequence_id);  // null when that sequence has ended
   bool compose();
-  void prefetch_slots(size_t i) const;
   int possible_rows(Slot& slot);
   void allot_prefill(int budget);
   void add_rows(int slot, int num_rows);
+  void plan_decode_row(int slot);
+  int index_of(const Slot& slot) const { return int(&slot - slots_.data()); }
   void run_step();
   void report_prefill(const Slot& slot, int num_rows);
   void take_masks(int first, int count);
@@ -224,7 +232,6 @@ class Executor {
   void take_token(int slot_index, SampleResult& result);
   void publish(bool may_wait);
   void wake_reader();
-  const int32_t* block_row(int slot) const { return block_tables_.data() + size_t(slot) * max_blocks_per_seq_; }
   int32_t* block_row(int slot) { return block_tables_.data() + size_t(slot) * max_blocks_per_seq_; }
 
   const std::shared_ptr<Program> program_;
@@ -235,7 +242,11 @@ class Executor {
   // The loop's own state.
   ThreadPool pool_;
   std::vector<Slot> slots_;
-  std::vector<int> order_;  // occupied slots by priority, then admission
+  // The loop never looks at all slots between two steps: a step sweeps the caches, and to fetch hundreds of slots one
+  // after the other would be most of the gap. Each is on one of these lists.
+  std::vector<int> prefilling_;       // by priority, then admission
+  std::vector<DecodeRow> next_rows_;  // of slots that go on in the next step, written while sampling
+  std::vector<int> standing_;         // decoding slots that wait for a block or a mask
   std::vector<int32_t> block_tables_;
   TokenBudget budget_;
   int num_decode_rows_ = 0;  // of the step
