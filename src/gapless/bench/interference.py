@@ -13,7 +13,7 @@ from gapless.engine import Engine
 
 @dataclass(frozen=True)
 class InterferenceSettings:
-    """`new_tokens`: tokens of each stream in the window without the long prompt."""
+    """`new_tokens`: tokens of each stream in the windows without the long prompt, before and after it."""
 
     streams: int = 8
     prompt_tokens: int = 128
@@ -28,7 +28,7 @@ class InterferenceSettings:
     @property
     def stream_tokens(self) -> int:
         """Enough for the whole run: the slowest prefill takes one row of each step."""
-        return self.new_tokens + self.long_prompt + 64
+        return 2 * self.new_tokens + self.long_prompt + 64
 
     @property
     def max_model_len(self) -> int:
@@ -38,8 +38,9 @@ class InterferenceSettings:
 
 @dataclass(frozen=True)
 class InterferenceResult:
-    """Times between tokens (ITL) of all running streams in two windows: before the long prompt arrives, and
-    from then to its first token. Medians of all rounds; the ratio is of each round."""
+    """Times between tokens (ITL) of all running streams: while the long prompt is prefilled, and in windows
+    before and after it. What streams take grows with their context, so "alone" is the mean of before and
+    after. Medians of all rounds; the ratio is of each round."""
 
     streams: int
     itl_p50_ms: float
@@ -68,6 +69,8 @@ def _round(engine: Engine, settings: InterferenceSettings, rng: random.Random) -
         running.wait_for_steps(settings.new_tokens)
         long = StreamGroup(engine, random_prompts(rng, vocab_size, 1, settings.long_prompt), 1)
         long_first_s = long.wait()[0].times_s[0]
+        running.wait_for_steps(settings.new_tokens)
+        end_s = time.perf_counter()
     finally:
         running.cancel()
     streams = running.wait()
@@ -75,10 +78,15 @@ def _round(engine: Engine, settings: InterferenceSettings, rng: random.Random) -
     def gaps_ms(after_s: float, until_s: float) -> list[float]:
         return [gap_s * 1e3 for stream in streams for gap_s in token_gaps_s(stream, after_s, until_s)]
 
-    alone, loaded = gaps_ms(begin_s, long.started_s), gaps_ms(long.started_s, long_first_s)
-    p99_ms, loaded_p99_ms = percentile(alone, 99), percentile(loaded, 99)
+    before, after = gaps_ms(begin_s, long.started_s), gaps_ms(long_first_s, end_s)
+    loaded = gaps_ms(long.started_s, long_first_s)
+
+    def alone(percent: float) -> float:
+        return (percentile(before, percent) + percentile(after, percent)) / 2
+
+    p99_ms, loaded_p99_ms = alone(99), percentile(loaded, 99)
     return {
-        "itl_p50_ms": percentile(alone, 50),
+        "itl_p50_ms": alone(50),
         "itl_p99_ms": p99_ms,
         "loaded_itl_p50_ms": percentile(loaded, 50),
         "loaded_itl_p99_ms": loaded_p99_ms,
