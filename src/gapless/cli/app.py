@@ -86,6 +86,7 @@ def run(
     activations: options.Activations = "a8",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
+    kv_cache_gib: options.KvCacheGib = None,
     trace: options.Trace = None,
 ) -> None:
     """Answers one prompt, or chats in the terminal."""
@@ -99,6 +100,7 @@ def run(
             activations=activations,
             num_threads=threads,
             max_model_len=max_model_len,
+            kv_cache_gib=kv_cache_gib,
             max_num_seqs=1,
             trace=trace,
         )
@@ -183,6 +185,8 @@ def bench(
     threads: options.Threads = None,
     quant: options.Quant = None,
     activations: options.Activations = "a8",
+    kv_cache_gib: options.KvCacheGib = None,
+    target_tpot_ms: options.TargetTpotMs = None,
     trace: options.Trace = None,
     as_json: options.Json = False,
 ) -> None:
@@ -207,6 +211,8 @@ def bench(
                 threads=threads,
                 quant=quant,
                 activations=activations,
+                kv_cache_gib=kv_cache_gib,
+                target_tpot_ms=target_tpot_ms,
                 trace=trace,
                 as_json=as_json,
             )

@@ -46,6 +46,8 @@ class BenchOptions:
     threads: int | None = None
     quant: str | None = None
     activations: str = "a8"
+    kv_cache_gib: float | None = None
+    target_tpot_ms: float | None = None
     trace: str | None = None
     as_json: bool = False
 
@@ -219,6 +221,8 @@ def _running(
         quant=options.quant,
         activations=options.activations,
         num_threads=options.threads,
+        kv_cache_gib=options.kv_cache_gib,
+        target_tpot_ms=options.target_tpot_ms,
         trace=options.trace,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

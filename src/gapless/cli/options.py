@@ -21,6 +21,17 @@ MaxModelLen = Annotated[
         help="Tokens of prompt and output together. [default: the model's context, if memory allows]"
     ),
 ]
+KvCacheGib = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="Upper bound of the KV cache. [default: half of the free memory]"),
+]
+TargetTpotMs = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        help="Prefill is cut into pieces so that running streams get a token this often. [default: 1.6 times "
+        "later than without]"
+    ),
+]
 Trace = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="FILE", help="Write a trace of every step and slot, for ui.perfetto.dev."),
