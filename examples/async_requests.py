@@ -1,26 +1,31 @@
-"""Runs requests side by side in asyncio, and cancels one. Fetch the model first: gapless pull smollm2-135m"""
+"""Runs requests side by side in asyncio, and gives up on what takes too long. Fetch the model first:
+gapless pull smollm2-135m"""
 
 import asyncio
 
-from gapless import LLM, SamplingParams
+from gapless import AsyncEngine, EngineConfig, SamplingParams
 
 
-async def ask(llm, question, patience_s):
+async def ask(engine, question, patience_s):
     """The answer, or what there is of it when patience runs out."""
-    handle = llm.submit(
-        [{"role": "user", "content": question}], SamplingParams(max_tokens=300, temperature=0.3)
-    )
-    asyncio.get_running_loop().call_later(patience_s, handle.cancel)
-    text = ""
-    async for chunk in handle:
-        text += chunk.text
-    return f"{question}\n  {text!r}\n  ended by {handle.output.outputs[0].finish_reason}"
+    pieces = []
+
+    async def listen():
+        params = SamplingParams(max_tokens=300, temperature=0.3)
+        async for chunk in engine.generate([{"role": "user", "content": question}], params):
+            pieces.append(chunk.text)
+
+    try:
+        await asyncio.wait_for(listen(), patience_s)
+    except asyncio.TimeoutError:  # leaving the loop has ended the request
+        pieces.append(" ...")
+    return f"{question}\n  {''.join(pieces)!r}"
 
 
 async def main():
-    with LLM("smollm2-135m") as llm:
+    async with await AsyncEngine.load(EngineConfig(model="smollm2-135m")) as engine:
         questions = ["What is a cache?", "Name three colours.", "Tell me a very long story."]
-        for answer in await asyncio.gather(*(ask(llm, question, 2.0) for question in questions)):
+        for answer in await asyncio.gather(*(ask(engine, question, 2.0) for question in questions)):
             print(answer)
 
 
