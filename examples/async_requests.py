@@ -8,18 +8,19 @@ from gapless import AsyncEngine, EngineConfig, SamplingParams
 
 async def ask(engine, question, patience_s):
     """The answer, or what there is of it when patience runs out."""
-    pieces = []
+    text = ""
 
     async def listen():
+        nonlocal text
         params = SamplingParams(max_tokens=300, temperature=0.3)
         async for chunk in engine.generate([{"role": "user", "content": question}], params):
-            pieces.append(chunk.text)
+            text += chunk.text
 
     try:
         await asyncio.wait_for(listen(), patience_s)
     except asyncio.TimeoutError:  # leaving the loop has ended the request
-        pieces.append(" ...")
-    return f"{question}\n  {''.join(pieces)!r}"
+        text += " ..."
+    return f"{question}\n  {text!r}"
 
 
 async def main():
