@@ -183,6 +183,7 @@ def bench(
     threads: options.Threads = None,
     quant: options.Quant = None,
     activations: options.Activations = "a8",
+    target_tpot_ms: options.TargetTpotMs = None,
     trace: options.Trace = None,
     as_json: options.Json = False,
 ) -> None:
@@ -207,6 +208,7 @@ def bench(
                 threads=threads,
                 quant=quant,
                 activations=activations,
+                target_tpot_ms=target_tpot_ms,
                 trace=trace,
                 as_json=as_json,
             )

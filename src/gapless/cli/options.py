@@ -21,6 +21,12 @@ MaxModelLen = Annotated[
         help="Tokens of prompt and output together. [default: the model's context, if memory allows]"
     ),
 ]
+TargetTpotMs = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        help="Compute prompts in pieces, so that running streams get a token this often. [default: automatic]"
+    ),
+]
 Trace = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="FILE", help="Write a trace of every step and slot, for ui.perfetto.dev."),
