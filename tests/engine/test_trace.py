@@ -1,8 +1,5 @@
 """The trace file: valid, one lane per slot, no overlaps, an end for every request."""
 
-import json
-from collections import defaultdict
-
 import pytest
 from fake_executor import FakeExecutor
 from toy import running_engine
@@ -14,68 +11,7 @@ from gapless.config import EngineConfig
 from gapless.engine.trace import Tracer
 from gapless.errors import InvalidRequestError
 from gapless.sampling import SamplingParams
-
-
-class Trace:
-    """A trace file as a test reads it."""
-
-    def __init__(self, path):
-        self.content = json.loads(path.read_text())
-        self.lanes = {}
-        self.spans = defaultdict(list)  # by lane: (begin, end, name, args)
-        self.marks = defaultdict(list)  # by lane: (name, args)
-        self.counters = defaultdict(list)  # by name: args
-        for event in self.content["traceEvents"]:
-            if event["ph"] == "M":
-                if event["name"] == "thread_name":
-                    self.lanes[event["tid"]] = event["args"]["name"]
-                continue
-            assert event["ts"] >= 0
-            if event["ph"] == "X":
-                assert event["dur"] >= 0
-                end = event["ts"] + event["dur"]
-                self.spans[self.lanes[event["tid"]]].append((event["ts"], end, event["name"], event["args"]))
-            elif event["ph"] == "i":
-                self.marks[self.lanes[event["tid"]]].append((event["name"], event.get("args")))
-            else:
-                assert event["ph"] == "C"
-                self.counters[event["name"]].append(event["args"])
-
-    @property
-    def slots(self):
-        return [lane for lane in self.lanes.values() if lane.startswith("slot ")]
-
-    def check_lanes(self):
-        """Spans of a slot follow each other; of the loop, steps do, and hold their two parts exactly."""
-        for lane in self.slots:
-            follow_each_other([span[:2] for span in self.spans[lane]])
-        loop = self.spans["loop"]
-        steps = [span for span in loop if span[2] == "step"]
-        follow_each_other([span[:2] for span in steps])
-        forwards = [span[:2] for span in loop if span[2] == "forward"]
-        samplings = [span[:2] for span in loop if span[2] == "sampling"]
-        for step, forward, sampling in zip(steps, forwards, samplings, strict=True):
-            assert step[0] == forward[0]
-            assert forward[1] == pytest.approx(sampling[0], abs=2e-3)
-            assert sampling[1] == pytest.approx(step[1], abs=2e-3)
-        return steps
-
-    def ends(self):
-        """(request, reason) of every end."""
-        reasons = {"stop", "length", "abort", "error"}
-        return sorted(
-            (args["request"], name)
-            for marks in self.marks.values()
-            for name, args in marks
-            if name in reasons
-        )
-
-
-def follow_each_other(spans):
-    last_end = 0.0
-    for begin, end in sorted(spans):
-        assert begin >= last_end - 2e-3  # microseconds, rounded to thousandths
-        last_end = end
+from helpers_trace import Trace
 
 
 def test_every_request_has_its_spans_and_its_end(tmp_path):
@@ -83,7 +19,7 @@ def test_every_request_has_its_spans_and_its_end(tmp_path):
     executor = FakeExecutor(max_num_seqs=2)
     with running_engine(executor, tracer=Tracer(path)) as (engine, _):
         params = SamplingParams(max_tokens=5, temperature=0)
-        handles = [engine.submit([10 + i] * 20, params, request_id=f"r{i}") for i in range(6)]
+        handles = [engine.submit([i] * 20, params, request_id=f"r{i}") for i in range(6)]
         for handle in handles:
             assert handle.result(10).outputs[0].finish_reason == "length"
     trace = Trace(path)
@@ -119,6 +55,28 @@ def test_cancelled_and_unfinished_requests_end_too(tmp_path):
     assert trace.ends() == [("open", "abort"), ("runs", "abort"), ("waits", "abort")]
     assert {args["request"] for _, args in trace.marks["queue"]} == {"waits", "open"}
     assert [span[2] for span in trace.spans["slot 0"]] == ["prefill"]
+
+
+def test_preempted_sequences_come_back(tmp_path):
+    path = tmp_path / "trace.json"
+    executor = FakeExecutor(num_blocks=6, max_num_seqs=2, max_seq_len=96)
+    with running_engine(executor, tracer=Tracer(path)) as (engine, _):
+        params = SamplingParams(max_tokens=60, temperature=0)
+        handles = [engine.submit([i] * 16, params, request_id=f"r{i}") for i in range(2)]
+        for handle in handles:
+            handle.result(10)
+        assert engine.stats()["num_preemptions"] > 0
+    trace = Trace(path)
+    trace.check_lanes()
+    assert trace.ends() == [("r0", "length"), ("r1", "length")]
+    spans = [span for lane in trace.slots for span in trace.spans[lane]]
+    prefills = [args["request"] for _, _, name, args in spans if name == "prefill"]
+    preempted = [
+        args["request"] for lane in trace.slots for name, args in trace.marks[lane] if name == "preempted"
+    ]
+    assert sorted(prefills) == sorted(["r0", "r1", *preempted])
+    assert sum(args["new_tokens"] for _, _, name, args in spans if name == "decode") == 120
+    assert max(args["used"] for args in trace.counters["KV blocks"]) == 6
 
 
 def test_cached_tokens_and_preemption_are_marked(tmp_path):

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from gapless.bench.streams import StreamGroup, percentile, random_prompts, token_gaps_s
 from gapless.engine import Engine
 
+# Steps that may pass around the window and the prefill, while this side notices and hands in.
+_SLACK_TOKENS = 256
+
 
 @dataclass(frozen=True)
 class InterferenceSettings:
@@ -28,7 +31,7 @@ class InterferenceSettings:
     @property
     def stream_tokens(self) -> int:
         """Enough for the whole run: the slowest prefill takes one row of each step."""
-        return 2 * self.new_tokens + self.long_prompt + 64
+        return 2 * self.new_tokens + self.long_prompt + _SLACK_TOKENS
 
     @property
     def max_model_len(self) -> int:

@@ -20,7 +20,7 @@ from gapless.engine.trace import StepRecord, Tracer
 from gapless.errors import EngineError
 
 # Steps that may pass between the windows and while the slots fill up, for each stream.
-_SLACK_TOKENS = 128
+_SLACK_TOKENS = 256
 _POLL_S = 0.02
 
 

@@ -197,7 +197,7 @@ def _bench_contexts(options: BenchOptions) -> None:
         Column("KV, MiB", "kv_bytes", ".1f", MIB),
         Column("RSS growth, MiB", "rss_growth_bytes", ".1f", MIB),
     )
-    with _running(options, 1, settings.max_model_len) as runtime:
+    with _running(options, 1, settings.max_model_len, prefix_caching=False) as runtime:
         title = f"{settings.new_tokens} new tokens, median of {settings.repeat}"
         results = map(asdict, measure_context_length(runtime.engine, settings, _kv_bytes_per_token(runtime)))
         _print_rows(runtime, options, settings, title, columns, results)
@@ -213,6 +213,7 @@ def _running(
     max_model_len: int,
     *,
     max_step_tokens: int = 512,
+    prefix_caching: bool = True,
     tracer: Tracer | None = None,
 ) -> Iterator[Runtime]:
     """The model with an engine of just the size needed."""
@@ -227,6 +228,8 @@ def _running(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         max_step_tokens=max_step_tokens,
+        prefix_caching=prefix_caching,
+        target_tpot_ms=options.target_tpot_ms,
     )
     with bytes_bar() as report:
         runtime = start(config, lambda done, total: report(f"Loading {options.model}", done, total), tracer)
