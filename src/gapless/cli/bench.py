@@ -229,7 +229,6 @@ def _running(
         max_model_len=max_model_len,
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
-        target_tpot_ms=options.target_tpot_ms,
     )
     with bytes_bar() as report:
         runtime = start(config, lambda done, total: report(f"Loading {options.model}", done, total), tracer)
