@@ -102,7 +102,8 @@ def load_model(
     `quant` ("int8", "int4:64", …) quantizes plain weights. `activations`: "a8" rounds what integer weights
     multiply to int8, "a16" does not. `num_threads` is for packing. `kv_dtype`: "f16", "bf16" or
     "int8"; layers whose keys are too large for int8 stay f16, with a warning. `progress(bytes_done,
-    bytes_total)`. Raises LoadError for what the checkpoint, InvalidRequestError for what the caller got wrong.
+    bytes_total)`. Raises LoadError for what the checkpoint, InvalidRequestError for what the caller got
+    wrong.
     """
     from gapless import _native
     from gapless.graph.lowering import lower
