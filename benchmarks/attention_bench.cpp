@@ -5,9 +5,11 @@
 #include <cstring>
 #include <ctime>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "ops/attention.h"
+#include "platform/memory.h"
 #include "simd/f32x16.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -37,7 +39,7 @@ double best_seconds(int repetitions, Work work) {
   return best;
 }
 
-double peak_flops() {
+[[gnu::noinline]] double peak_flops() {
   constexpr int rounds = 2000000;
   F32x16 sums[6];
   float start[6 * 16];  // all different: equal ones would be computed once
@@ -71,7 +73,22 @@ struct Case {
   int num_sequences, cached, rows;
 };
 
-void measure(const Case& c, double peak) {
+// Values between -1 and 1.
+void fill(const KvLayer& kv, int64_t block, int head, std::mt19937& random) {
+  const int64_t count = int64_t(2) * kv.head_dim * kKvBlockTokens;
+  std::byte* tiles = kv.keys(block, head);
+  for (int64_t i = 0; i < count; ++i) {
+    const int value = int(random() % 255) - 127;
+    const uint16_t element = kv.dtype == KvDtype::bf16 ? f32_to_bf16(value / 127.0f) : f32_to_f16(value / 127.0f);
+    if (kv.dtype == KvDtype::int8)
+      tiles[i] = std::byte(int8_t(value));
+    else
+      std::memcpy(tiles + 2 * i, &element, 2);
+  }
+  if (kv.dtype == KvDtype::int8) std::fill_n(kv.scales(block, head), 2 * kKvBlockTokens, 1 / 127.0f);
+}
+
+void measure(const Case& c, KvDtype dtype, double peak) {
   const AttentionShape& shape = c.shape;
   const int length = c.cached + c.rows, blocks = (length + 15) / 16, width = shape.num_heads * shape.head_dim;
   std::mt19937 random(1);
@@ -79,8 +96,11 @@ void measure(const Case& c, double peak) {
   std::vector<int32_t> tables(c.num_sequences * blocks);
   for (size_t i = 0; i < tables.size(); ++i) tables[i] = int32_t(i);
   std::shuffle(tables.begin(), tables.end(), random);
-  std::vector<uint16_t> cache(tables.size() * kv_block_size(shape.num_kv_heads, shape.head_dim));
-  for (uint16_t& x : cache) x = f32_to_f16(uniform(random));
+  const int64_t block_bytes = shape.num_kv_heads * kv_head_bytes(dtype, shape.head_dim);
+  const MappedMemory cache(tables.size() * size_t(block_bytes), /*huge_pages=*/true);
+  const KvLayer kv{cache.data(), block_bytes, dtype, shape.head_dim};
+  for (size_t b = 0; b < tables.size(); ++b)
+    for (int h = 0; h < shape.num_kv_heads; ++h) fill(kv, int64_t(b), h, random);
   std::vector<float> q(int64_t(c.num_sequences) * c.rows * width), out(q.size());
   for (float& x : q) x = uniform(random);
   std::vector<AttentionSequence> sequences;
@@ -89,8 +109,7 @@ void measure(const Case& c, double peak) {
   plan.build(sequences.data(), c.num_sequences, shape);
   std::vector<float> scratch(attention_scratch_floats(shape) + 16);
   float* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) & ~uintptr_t(63));
-  const AttentionArgs args = {shape, sequences.data(), q.data(), width,   out.data(),
-                              width, cache.data(),     0,        nullptr, nullptr};
+  const AttentionArgs args = {shape, sequences.data(), q.data(), width, out.data(), width, kv, 0, nullptr, nullptr};
   const double seconds = best_seconds(20, [&] {
     for (int i = 0; i < plan.num_items(); ++i) attention_kernels().attend(args, plan.item(i), aligned);
   });
@@ -101,15 +120,17 @@ void measure(const Case& c, double peak) {
   }
   const KeyRange seen = visible_keys(shape, length - 1, length);
   keys = double(seen.end - seen.begin) * c.num_sequences;
-  const double flops = pairs * 4 * shape.head_dim, bytes = keys * shape.num_kv_heads * shape.head_dim * 4;
+  const double flops = pairs * 4 * shape.head_dim, bytes = keys * double(block_bytes) / kKvBlockTokens;
   std::printf("%-34s %9.1f us  %6.1f GFLOP/s (%4.1f%% of peak)  %6.2f GB/s of KV\n", c.name, seconds * 1e6,
               flops / seconds * 1e-9, 100 * flops / seconds / peak, bytes / seconds * 1e-9);
 }
 
 }  // namespace
 
-// An argument selects the cases whose name contains it.
+// Arguments: the type of the cache (f16, bf16 or int8; default f16), and a part of the names of the wanted cases.
 int main(int argc, char** argv) {
+  const std::string type = argc > 1 ? argv[1] : "f16";
+  const KvDtype dtype = type == "int8" ? KvDtype::int8 : type == "bf16" ? KvDtype::bf16 : KvDtype::f16;
   const double peak = peak_flops();
   std::printf("f32 FMA peak of one thread: %.1f GFLOP/s\n", peak * 1e-9);
   std::printf("memory read bandwidth of one thread: %.1f GB/s\n", read_bandwidth() * 1e-9);
@@ -130,8 +151,10 @@ int main(int argc, char** argv) {
       {"decode at 4096, 4/1 of 256", {4, 1, 256}, 1, 4095, 1},
       {"decode 32 x 1024, 9/3 of 64", {9, 3, 64}, 32, 1023, 1},
       {"decode 32 x 1024, 12/2 of 128", {12, 2, 128}, 32, 1023, 1},
+      {"decode at 32000, 14/2 of 64", {14, 2, 64}, 1, 31999, 1},
+      {"decode at 32000, 32/8 of 128", {32, 8, 128}, 1, 31999, 1},
       {"decode at 32000, 8/8 of 128", {8, 8, 128}, 1, 31999, 1},
   };
   for (const Case& c : cases)
-    if (argc < 2 || std::strstr(c.name, argv[1])) measure(c, peak);
+    if (argc < 3 || std::strstr(c.name, argv[2])) measure(c, dtype, peak);
 }

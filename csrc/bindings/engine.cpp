@@ -39,6 +39,13 @@ Activation activation_from_name(const std::string& name) {
   throw std::invalid_argument("activation is '" + name + "'; known: silu, gelu_tanh, gelu, relu");
 }
 
+KvDtype kv_dtype_from_name(const std::string& name) {
+  if (name == "f16") return KvDtype::f16;
+  if (name == "bf16") return KvDtype::bf16;
+  if (name == "int8") return KvDtype::int8;
+  throw std::invalid_argument("kv_dtype is '" + name + "'; known: f16, bf16, int8");
+}
+
 // A Program under construction; `build` hands it over.
 class ProgramBuilder {
  public:
@@ -71,10 +78,13 @@ void bind_program(nb::module_& m) {
   nb::class_<PB>(m, "ProgramBuilder")
       .def(
           "__init__",
-          [](PB* self, int max_tokens, int max_logit_rows, int vocab_size, int layers, int num_kv_heads, int head_dim) {
-            new (self) PB({max_tokens, max_logit_rows, vocab_size, {layers, num_kv_heads, head_dim}});
+          [](PB* self, int max_tokens, int max_logit_rows, int vocab_size, const std::vector<std::string>& kv_dtypes,
+             int num_kv_heads, int head_dim) {
+            KVShape kv{{}, num_kv_heads, head_dim};
+            for (const std::string& name : kv_dtypes) kv.dtypes.push_back(kv_dtype_from_name(name));
+            new (self) PB({max_tokens, max_logit_rows, vocab_size, std::move(kv)});
           },
-          nb::kw_only(), nb::arg("max_tokens"), nb::arg("max_logit_rows"), nb::arg("vocab_size"), nb::arg("layers"),
+          nb::kw_only(), nb::arg("max_tokens"), nb::arg("max_logit_rows"), nb::arg("vocab_size"), nb::arg("kv_dtypes"),
           nb::arg("num_kv_heads"), nb::arg("head_dim"))
       .def(
           "buffer",

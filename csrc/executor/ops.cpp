@@ -388,7 +388,7 @@ void add_gated_linear(Program& program, int x, int x_quantized, Weight gate, Wei
 
 void add_rope_cache(Program& program, int qkv, int layer, const RopeCacheOptions& options) {
   const KVShape& kv = program.kv_shape();
-  require(layer >= 0 && layer < kv.num_layers, "there is no cache layer " + std::to_string(layer));
+  require(layer >= 0 && layer < kv.num_layers(), "there is no cache layer " + std::to_string(layer));
   require(options.num_heads > 0 && options.num_heads % kv.num_kv_heads == 0,
           "num_heads must be a multiple of num_kv_heads");
   require_width(program, qkv, int64_t(options.num_heads + 2 * kv.num_kv_heads) * kv.head_dim, "the qkv buffer");
@@ -404,7 +404,7 @@ void add_rope_cache(Program& program, int qkv, int layer, const RopeCacheOptions
 
 void add_attention(Program& program, int qkv, int layer, int num_heads, int out, int window, float softcap) {
   const KVShape& kv = program.kv_shape();
-  require(layer >= 0 && layer < kv.num_layers, "there is no cache layer " + std::to_string(layer));
+  require(layer >= 0 && layer < kv.num_layers(), "there is no cache layer " + std::to_string(layer));
   require(num_heads > 0 && num_heads % kv.num_kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
   require_width(program, qkv, int64_t(num_heads + 2 * kv.num_kv_heads) * kv.head_dim, "the qkv buffer");
   require_width(program, out, int64_t(num_heads) * kv.head_dim, "the output of attention");

@@ -20,7 +20,7 @@ void require(bool ok, const std::string& message) {
 Program::Program(const ProgramLimits& limits) : limits_(limits), kernels_(default_kernels()) {
   require(limits.max_tokens > 0 && limits.max_logit_rows > 0 && limits.vocab_size > 0,
           "program limits must be positive");
-  require(limits.kv.num_layers > 0 && limits.kv.num_kv_heads > 0, "a program needs at least one layer and kv head");
+  require(limits.kv.num_layers() > 0 && limits.kv.num_kv_heads > 0, "a program needs at least one layer and kv head");
   require(limits.kv.head_dim > 0 && limits.kv.head_dim % 16 == 0,
           "head_dim is " + std::to_string(limits.kv.head_dim) + "; it must be a multiple of 16");
 }

@@ -1,4 +1,4 @@
-// Attention of a ragged batch over the paged f16 cache (kv_layout.h).
+// Attention of a ragged batch over the paged cache (kv_layout.h).
 //
 // A row is one (token, query head). Its keys are visited in tiles of 64 tokens at absolute positions by the online
 // softmax, and every 256 tokens (a split) the running (max, sum, accumulator) is folded into the row's total, in
@@ -17,11 +17,11 @@ namespace gapless {
 struct AttentionArgs {
   AttentionShape shape;
   const AttentionSequence* sequences;  // those the plan was built from
-  const float* q;                      // [rows][q_stride]; head h at column h * head_dim; roped and scaled
+  const float* q;  // [rows][q_stride]; head h at column h * head_dim; roped, scaled and, for int8, rotated
   int64_t q_stride;
   float* out;  // [rows][out_stride], likewise
   int64_t out_stride;
-  const uint16_t* kv;  // the layer's cache
+  KvLayer kv;
   float softcap;       // scores become softcap * tanh(score / softcap); 0: none
   const float* sinks;  // [num_heads] an extra logit in each row's denominator, or null
   float* partials;     // plan.partial_floats() of them, shared by all items and merges of the step

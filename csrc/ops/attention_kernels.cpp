@@ -4,6 +4,8 @@
 // and converted vector of keys or values serves all of them from registers. Converting a whole tile to f32 beforehand,
 // for items of several blocks, was slower: beside six rows' multiplications the conversion in registers costs nothing.
 #include "ops/attention.h"
+#include "simd/hadamard.h"
+#include "simd/line.h"
 #include "simd/math.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -19,13 +21,14 @@ constexpr int kMaxRows = 6, kRegisters = 7;
 constexpr int kMaxRowBlocks = (kAttentionTileRows + kMaxRows - 1) / kMaxRows;
 constexpr int kTileBlocks = kAttentionTileTokens / kKvBlockTokens;
 constexpr int kValueColumns = 64;  // of a tile's values that stay in the L1 cache while all row blocks use them
+constexpr int kLineBytes = 64;
 constexpr float kMasked = -1e30f;  // finite, so that differences of two of them are 0
 constexpr float kLog2E = 1.44269504f;
 
 // With few rows, several vectors of keys (or of value columns) keep enough independent sums in flight. Each needs a
 // register and an accumulator per row; for a single row it is used at once and needs none.
 constexpr int vectors_per_row(int rows) {
-  for (int n : {4, 2})
+  for (int n : {4, 3, 2})
     if (rows * n + (rows == 1 ? 1 : n) <= kRegisters) return n;
   return 1;
 }
@@ -46,91 +49,126 @@ GAPLESS_INLINE void multiply_add(F32x16 (&sums)[R][N], Factor factor, Vector vec
   }
 }
 
-// Asks for what 16 N elements at `p` share cache lines with.
-template <int N>
-GAPLESS_INLINE void prefetch(const uint16_t* p) {
-  for (int n = 0; n < N; n += 2) __builtin_prefetch(p + 16 * n);
+// The elements of a cache as floats.
+template <KvDtype>
+struct Kv {
+  using Element = uint16_t;
+  static GAPLESS_INLINE F32x16 load(const Element* p) { return load_f16(p); }
+};
+template <>
+struct Kv<KvDtype::bf16> {
+  using Element = uint16_t;
+  static GAPLESS_INLINE F32x16 load(const Element* p) { return load_bf16(p); }
+};
+template <>
+struct Kv<KvDtype::int8> {
+  using Element = int8_t;
+  static GAPLESS_INLINE F32x16 load(const Element* p) { return load_i8(p); }
+};
+template <KvDtype D>
+using Element = typename Kv<D>::Element;
+
+// Where the blocks of one tile of 64 tokens lie.
+template <KvDtype D>
+struct TileBlocks {
+  const Element<D>* keys[kTileBlocks];
+  const Element<D>* values[kTileBlocks];
+  const Element<D>* next[kTileBlocks];  // what is fetched while the values are read
+  const float* scales[kTileBlocks];     // int8: of 16 keys and of 16 values
+};
+
+// Asks for the cache lines of `bytes` bytes at `p`. Into L2: its queue of misses is longer than that of L1, which alone
+// makes reading from memory up to 1.5 times as fast.
+template <int bytes>
+GAPLESS_INLINE void prefetch(const void* p) {
+  for (int i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
 }
 
 // out[r][16 n + i] = sum over d of q[r][d] * keys[n][d][i], for R rows and N blocks of 16 keys. Meanwhile the blocks in
 // `ahead`, of the same size, are fetched.
-template <int R, int N>
-GAPLESS_INLINE void dot_keys(const float* q, int dim, const uint16_t* const* keys, const uint16_t* const* ahead,
-                             float* out) {
+template <KvDtype D, int R, int N>
+GAPLESS_INLINE void dot_keys(const float* q, int dim, const Element<D>* const* keys, const Element<D>* const* ahead,
+                             const float* const* scales, float* out) {
+  constexpr int line = kLineBytes / (16 * sizeof(Element<D>));  // how many d share a cache line; divides dim
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = zero();
-  for (int d = 0; d < dim; d += 2) {
-    for (int i = d; i < d + 2; ++i)
+  for (int d = 0; d < dim; d += line) {
+    for (int i = d; i < d + line; ++i)
       multiply_add<R, N>(
-          sums, [=](int r) { return q[r * dim + i]; }, [=](int n) { return load_f16(keys[n] + i * 16); });
-    for (int n = 0; n < N; ++n) prefetch<1>(ahead[n] + d * 16);
+          sums, [=](int r) { return q[r * dim + i]; }, [=](int n) { return Kv<D>::load(keys[n] + i * 16); });
+    for (int n = 0; n < N; ++n) prefetch<kLineBytes>(ahead[n] + d * 16);
   }
+  if constexpr (D == KvDtype::int8)
+    for (int n = 0; n < N; ++n) {
+      const F32x16 scale = load(scales[n]);
+      for (int r = 0; r < R; ++r) sums[r][n] = mul(sums[r][n], scale);
+    }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(out + r * kAttentionTileTokens + 16 * n, sums[r][n]);
 }
 
-template <int R>
-void scores(const float* q, int dim, const uint16_t* const* keys, const uint16_t* const* ahead, int num_blocks,
-            float* out) {
+// Scores of R rows and the tile's blocks [first, last).
+template <KvDtype D, int R>
+void scores(const float* q, int dim, const TileBlocks<D>& tile, int first, int last, float* out) {
   constexpr int N = vectors_per_row(R);
-  int b = 0;
-  for (; b + N <= num_blocks; b += N) dot_keys<R, N>(q, dim, keys + b, ahead + b, out + 16 * b);
-  for (; b < num_blocks; ++b) dot_keys<R, 1>(q, dim, keys + b, ahead + b, out + 16 * b);
+  int b = first;
+  for (; b + N <= last; b += N)
+    dot_keys<D, R, N>(q, dim, tile.keys + b, tile.values + b, tile.scales + b, out + 16 * b);
+  for (; b < last; ++b) dot_keys<D, R, 1>(q, dim, tile.keys + b, tile.values + b, tile.scales + b, out + 16 * b);
 }
 
 // acc[r][i] = acc[r][i] * corrections[r] + sum over tokens of p[r][token] * values[token][i], for R rows, 16 N columns
-// and the tile's tokens [begin, end). The values of token t are at values[t / 16] + (t % 16) * dim. Meanwhile the same
-// part of the blocks in `ahead` is fetched.
-template <int R, int N>
-GAPLESS_INLINE void add_columns(const float* p, int begin, int end, const uint16_t* const* values,
-                                const uint16_t* const* ahead, int dim, int column, const float* corrections, float* acc,
-                                int acc_stride) {
+// and the tile's tokens in `seen`. Meanwhile the same part of the blocks in `tile.next` is fetched.
+template <KvDtype D, int R, int N>
+GAPLESS_INLINE void add_columns(const float* p, KeyRange seen, const TileBlocks<D>& tile, int dim, int column,
+                                const float* corrections, float* acc, int acc_stride) {
+  constexpr int bytes = 16 * N * sizeof(Element<D>);
   F32x16 sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = mul(load(acc + r * acc_stride + 16 * n), set1(corrections[r]));
-  const bool fetches = N > 1 || column % 32 == 0;  // a cache line has 32 columns
-  for (int t = begin; t < end;) {
-    const int stop = (t | 15) + 1 < end ? (t | 15) + 1 : end;
+  const bool fetches = bytes >= kLineBytes || column * sizeof(Element<D>) % kLineBytes == 0;
+  for (int t = seen.begin; t < seen.end;) {
+    const int stop = (t | 15) + 1 < seen.end ? (t | 15) + 1 : seen.end;
     int64_t offset = (t % 16) * dim + column;
-    const uint16_t *v = values[t / 16], *next = ahead[t / 16];
+    const Element<D>*v = tile.values[t / 16], *next = tile.next[t / 16];
     for (; t < stop; ++t, offset += dim) {
       multiply_add<R, N>(
           sums, [=](int r) { return p[r * kAttentionTileTokens + t]; },
-          [=](int n) { return load_f16(v + offset + 16 * n); });
-      if (fetches) prefetch<N>(next + offset);
+          [=](int n) { return Kv<D>::load(v + offset + 16 * n); });
+      if (fetches) prefetch<bytes>(next + offset);
     }
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) store(acc + r * acc_stride + 16 * n, sums[r][n]);
 }
 
-template <int R>
-void weigh_values(const float* p, int begin, int end, const uint16_t* const* values, const uint16_t* const* ahead,
-                  int dim, int column, int column_end, const float* corrections, float* acc, int acc_stride) {
+template <KvDtype D, int R>
+void weigh_values(const float* p, KeyRange seen, const TileBlocks<D>& tile, int dim, int column, int column_end,
+                  const float* corrections, float* acc, int acc_stride) {
   constexpr int N = vectors_per_row(R);
   int c = column;
   for (; c + 16 * N <= column_end; c += 16 * N)
-    add_columns<R, N>(p, begin, end, values, ahead, dim, c, corrections, acc + c, acc_stride);
-  for (; c < column_end; c += 16)
-    add_columns<R, 1>(p, begin, end, values, ahead, dim, c, corrections, acc + c, acc_stride);
+    add_columns<D, R, N>(p, seen, tile, dim, c, corrections, acc + c, acc_stride);
+  for (; c < column_end; c += 16) add_columns<D, R, 1>(p, seen, tile, dim, c, corrections, acc + c, acc_stride);
 }
 
 // The two functions above by number of rows.
+template <KvDtype D>
 struct RowBlockKernels {
-  void (*scores)(const float*, int, const uint16_t* const*, const uint16_t* const*, int, float*);
-  void (*weigh_values)(const float*, int, int, const uint16_t* const*, const uint16_t* const*, int, int, int,
-                       const float*, float*, int);
+  void (*scores)(const float*, int, const TileBlocks<D>&, int, int, float*);
+  void (*weigh_values)(const float*, KeyRange, const TileBlocks<D>&, int, int, int, const float*, float*, int);
 };
-template <int... R>
+template <KvDtype D, int... R>
 struct RowBlockTable {
-  static constexpr RowBlockKernels kernels[] = {{scores<R>, weigh_values<R>}...};
+  static constexpr RowBlockKernels<D> kernels[] = {{scores<D, R>, weigh_values<D, R>}...};
 };
-GAPLESS_INLINE const RowBlockKernels& row_block_kernels(int rows) {
+template <KvDtype D>
+GAPLESS_INLINE const RowBlockKernels<D>& row_block_kernels(int rows) {
 #if defined(GAPLESS_ISA_AVX512)
-  return RowBlockTable<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>::kernels[rows - 1];
+  return RowBlockTable<D, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>::kernels[rows - 1];
 #else
-  return RowBlockTable<1, 2, 3, 4, 5, 6>::kernels[rows - 1];
+  return RowBlockTable<D, 1, 2, 3, 4, 5, 6>::kernels[rows - 1];
 #endif
 }
 
@@ -161,8 +199,8 @@ void fold(Record total, Record split, int dim) {
     store(total.acc() + d, fma(load(total.acc() + d), old_weight, mul(load(split.acc() + d), split_weight)));
 }
 
-// Divides by the sum of the exponentials. Adding zero turns -0 into +0: masked keys may do so too.
-void finish(Record total, int dim, const float* sink, float* out) {
+// A row's output: divides by the sum of the exponentials. Adding zero turns -0 into +0: masked keys may do so too.
+void finish(Record total, int dim, const float* sink, KvDtype dtype, float* out) {
   F32x16 sum = set1(total.sum()), scale = set1(1.0f);
   if (sink) {
     const F32x16 old_maximum = set1(total.maximum()), sink_score = set1(*sink);
@@ -171,7 +209,10 @@ void finish(Record total, int dim, const float* sink, float* out) {
     sum = fma(sum, scale, weight_of(sink_score, maximum));
   }
   scale = div(scale, sum);
+  // int8 values are rotated; twice is hadamard_width(dim) times the identity.
+  if (dtype == KvDtype::int8) scale = mul(scale, set1(1.0f / float(hadamard_width(dim))));
   for (int d = 0; d < dim; d += 16) store(out + d, add(mul(load(total.acc() + d), scale), zero()));
+  if (dtype == KvDtype::int8) hadamard(out, dim);
 }
 
 // Keys of the current tile, relative to its start, that a row or a block of rows sees; empty if end <= begin.
@@ -226,6 +267,7 @@ GAPLESS_INLINE float softmax_tile(float* row, int first, int last, KeyRange keys
 }
 
 // One item at work.
+template <KvDtype D>
 class ItemWorker {
  public:
   ItemWorker(const AttentionArgs& args, const AttentionItem& item, float* scratch)
@@ -236,6 +278,7 @@ class ItemWorker {
         dim_(shape_.head_dim),
         num_rows_(item.num_tokens * item.num_heads),
         num_row_blocks_((num_rows_ + kMaxRows - 1) / kMaxRows),
+        kv_{args.kv.data, args.kv.block_stride, D, dim_},
         kv_head_(item.head_begin / (shape_.num_heads / shape_.num_kv_heads)),
         record_stride_(int(attention_partial_stride(dim_))) {
     const auto take = [&](int64_t floats) {
@@ -266,7 +309,7 @@ class ItemWorker {
       for (int r = 0; r < num_rows_; ++r) fold(record(total_, r), record(split_, r), dim_);
     }
     for (int r = 0; r < num_rows_; ++r)
-      finish(record(total_, r), dim_, args_.sinks ? args_.sinks + head_of(r) : nullptr,
+      finish(record(total_, r), dim_, args_.sinks ? args_.sinks + head_of(r) : nullptr, D,
              args_.out + row_of(r) * args_.out_stride + head_of(r) * dim_);
   }
 
@@ -298,23 +341,21 @@ class ItemWorker {
 
   // One step of the online softmax: the keys [begin, begin + 64), of which some row sees `keys`.
   void run_tile(int begin, KeyRange keys, float* records) {
-    const uint16_t* key_blocks[kTileBlocks];
-    const uint16_t* value_blocks[kTileBlocks];
+    TileBlocks<D> tile;
     const int first = keys.begin / 16, last = (keys.end + 15) / 16;
-    for (int b = first; b < last; ++b) {
-      const int64_t block = sequence_.block_table[begin / 16 + b];
-      key_blocks[b] = args_.kv + kv_key_offset(block, kv_head_, shape_.num_kv_heads, dim_);
-      value_blocks[b] = args_.kv + kv_value_offset(block, kv_head_, shape_.num_kv_heads, dim_);
-    }
-    // The next tile's keys, or else what is at hand. The blocks of a sequence lie anywhere, which hardware cannot
-    // foresee.
-    const uint16_t* next_blocks[kTileBlocks];
     const int next_begin = begin + kAttentionTileTokens, next_end = keys_of(num_rows_ - 1).end;
     for (int b = first; b < last; ++b) {
-      const bool exists = next_begin + 16 * b < next_end;
-      next_blocks[b] = exists ? args_.kv + kv_key_offset(sequence_.block_table[next_begin / 16 + b], kv_head_,
-                                                         shape_.num_kv_heads, dim_)
-                              : value_blocks[b];
+      const int64_t block = sequence_.block_table[begin / 16 + b];
+      tile.keys[b] = reinterpret_cast<const Element<D>*>(kv_.keys(block, kv_head_));
+      tile.values[b] = reinterpret_cast<const Element<D>*>(kv_.values(block, kv_head_));
+      tile.scales[b] = kv_.scales(block, kv_head_);
+      // The next tile's keys, or else what is at hand. The blocks of a sequence lie anywhere, which hardware cannot
+      // foresee.
+      tile.next[b] = tile.values[b];
+      if (next_begin + 16 * b >= next_end) continue;
+      const int64_t next = sequence_.block_table[next_begin / 16 + b];
+      tile.next[b] = reinterpret_cast<const Element<D>*>(kv_.keys(next, kv_head_));
+      if constexpr (D == KvDtype::int8) prefetch<2 * kLineBytes>(kv_.scales(next, kv_head_));
     }
     KeyRange seen[kMaxRowBlocks];
     for (int i = 0; i < num_row_blocks_; ++i)
@@ -323,27 +364,31 @@ class ItemWorker {
     for (int i = 0; i < num_row_blocks_; ++i) {
       if (seen[i].begin >= seen[i].end) continue;
       const int r = block_begin(i), b = seen[i].begin / 16;
-      row_block_kernels(block_begin(i + 1) - r)
-          .scores(q_ + r * dim_, dim_, key_blocks + b, value_blocks + b, (seen[i].end + 15) / 16 - b,
-                  scores_ + r * kAttentionTileTokens + 16 * b);
-      softmax(i, seen[i], begin, records);
+      row_block_kernels<D>(block_begin(i + 1) - r)
+          .scores(q_ + r * dim_, dim_, tile, b, (seen[i].end + 15) / 16, scores_ + r * kAttentionTileTokens);
+      softmax(i, seen[i], begin, tile, records);
     }
     for (int c = 0; c < dim_; c += kValueColumns)
       for (int i = 0; i < num_row_blocks_; ++i) {
         if (seen[i].begin >= seen[i].end) continue;
         const int r = block_begin(i);
-        row_block_kernels(block_begin(i + 1) - r)
-            .weigh_values(scores_ + r * kAttentionTileTokens, seen[i].begin, seen[i].end, value_blocks, next_blocks,
-                          dim_, c, c + kValueColumns < dim_ ? c + kValueColumns : dim_, corrections_ + r,
+        row_block_kernels<D>(block_begin(i + 1) - r)
+            .weigh_values(scores_ + r * kAttentionTileTokens, seen[i], tile, dim_, c,
+                          c + kValueColumns < dim_ ? c + kValueColumns : dim_, corrections_ + r,
                           record(records, r).acc(), record_stride_);
       }
   }
 
-  void softmax(int row_block, KeyRange seen, int tile_begin, float* records) {
-    for (int r = block_begin(row_block); r < block_begin(row_block + 1); ++r)
-      corrections_[r] = softmax_tile(scores_ + r * kAttentionTileTokens, seen.begin / 16, (seen.end + 15) / 16,
-                                     within_tile(keys_of(r), tile_begin), args_.softcap, record(records, r).maximum(),
-                                     sum_lanes_ + r * 16);
+  void softmax(int row_block, KeyRange seen, int tile_begin, const TileBlocks<D>& tile, float* records) {
+    const int first = seen.begin / 16, last = (seen.end + 15) / 16;
+    for (int r = block_begin(row_block); r < block_begin(row_block + 1); ++r) {
+      float* row = scores_ + r * kAttentionTileTokens;
+      corrections_[r] = softmax_tile(row, first, last, within_tile(keys_of(r), tile_begin), args_.softcap,
+                                     record(records, r).maximum(), sum_lanes_ + r * 16);
+      if constexpr (D == KvDtype::int8)
+        for (int b = first; b < last; ++b)
+          store(row + 16 * b, mul(load(row + 16 * b), load(tile.scales[b] + kKvBlockTokens)));
+    }
   }
 
   const AttentionArgs& args_;
@@ -353,6 +398,7 @@ class ItemWorker {
   const int dim_;
   const int num_rows_;
   const int num_row_blocks_;
+  const KvLayer kv_;  // args.kv, but of a dtype that the compiler knows
   const int kv_head_;
   const int record_stride_;
   float* q_;            // [rows][dim]
@@ -364,7 +410,14 @@ class ItemWorker {
 };
 
 void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  ItemWorker(args, item, scratch).run();
+  switch (args.kv.dtype) {
+    case KvDtype::f16:
+      return ItemWorker<KvDtype::f16>(args, item, scratch).run();
+    case KvDtype::bf16:
+      return ItemWorker<KvDtype::bf16>(args, item, scratch).run();
+    case KvDtype::int8:
+      return ItemWorker<KvDtype::int8>(args, item, scratch).run();
+  }
 }
 
 void merge(const AttentionArgs& args, const AttentionMerge& merge) {
@@ -375,7 +428,7 @@ void merge(const AttentionArgs& args, const AttentionMerge& merge) {
     const int head = merge.head_begin + r % merge.num_heads;
     float* partial = args.partials + merge.partial_offset + r * stride;
     for (int s = 1; s < merge.num_splits; ++s) fold({partial}, {partial + s * rows * stride}, dim);
-    finish({partial}, dim, args.sinks ? args.sinks + head : nullptr,
+    finish({partial}, dim, args.sinks ? args.sinks + head : nullptr, args.kv.dtype,
            args.out + (first_row + r / merge.num_heads) * args.out_stride + head * dim);
   }
 }

@@ -10,8 +10,8 @@ namespace gapless {
 
 // One token's row of the fused qkv projection on its way into attention:
 //   per head: optional RMS norm of q and k, rope (halves: element i turns with element i + rotary_dim / 2);
-//   q is rewritten in place and multiplied by q_scale, k and v go to the cache as f16, saturated at the largest finite
-//   one.
+//   q is rewritten in place and multiplied by q_scale, k and v go to the cache, saturated where its type ends.
+// An int8 cache wants all three rotated. What the row holds of k and v afterwards means nothing.
 struct RopeCacheArgs {
   float* qkv;                        // one row
   int q_column, k_column, v_column;  // where the heads of each kind start in the row, [heads][head_dim]
@@ -23,8 +23,8 @@ struct RopeCacheArgs {
   float eps;         // of the qk-norm
   const float* cos;  // [rotary_dim / 2] for this token's position
   const float* sin;
-  float q_scale;     // the attention scale
-  uint16_t* kv;      // the layer's cache
+  float q_scale;  // the attention scale
+  KvLayer kv;
   int64_t block;     // the block of this token
   int block_offset;  // its place in the block, 0...15
 };

@@ -1,5 +1,6 @@
 // Compiled once per ISA; see elementwise.h for what each function promises.
 #include "ops/elementwise.h"
+#include "simd/hadamard.h"
 #include "simd/math.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -204,30 +205,71 @@ void rotate_head(float* x, int half, const float* cos, const float* sin) {
       });
 }
 
-// f16 overflow must not become infinity: a masked key's 0 x infinity would be NaN.
-GAPLESS_INLINE F32x16 saturate_f16(F32x16 x) { return min(max(x, set1(-65504.0f)), set1(65504.0f)); }
+// The element type's largest value or a little less: infinities must not get into the cache, where a masked key's
+// 0 x infinity would be NaN. A NaN becomes finite, too.
+GAPLESS_INLINE float largest_of(KvDtype dtype) {
+  if (dtype == KvDtype::f16) return 65504.0f;
+  return dtype == KvDtype::bf16 ? 3.3e38f : 1e35f;  // int8: sums of a whole head must be finite
+}
+
+GAPLESS_INLINE void saturate(float* x, int n, float limit) {
+  for (int i = 0; i < n; i += 16) store(x + i, min(max(load(x + i), set1(-limit)), set1(limit)));
+}
+
+// Rotates a head and rounds it to multiples of the returned scale, in place.
+float quantize_head(float* x, int n) {
+  hadamard(x, n);
+  F32x16 largest = zero();
+  for (int i = 0; i < n; i += 16) largest = max(largest, abs(load(x + i)));
+  const float maximum = reduce_max(largest);
+  const F32x16 inverse = set1(maximum > 1e-30f ? 127.0f / maximum : 0.0f);  // so small a head is zero
+  for (int i = 0; i < n; i += 16) store(x + i, round_even(mul(load(x + i), inverse)));
+  return maximum / 127.0f;
+}
+
+// Element d of the head goes to out[d * stride].
+void store_head(const float* x, int n, KvDtype dtype, std::byte* out, int stride) {
+  for (int d = 0; d < n; d += 16) {
+    uint16_t column[16];
+    if (dtype == KvDtype::int8) {
+      for (int i = d; i < d + 16; ++i) out[i * stride] = std::byte(int8_t(x[i]));
+      continue;
+    }
+    if (dtype == KvDtype::f16)
+      store_f16(column, load(x + d));
+    else
+      store_bf16(column, load(x + d));
+    auto* elements = reinterpret_cast<uint16_t*>(out) + d * stride;
+    for (int i = 0; i < 16; ++i) elements[i * stride] = column[i];
+  }
+}
 
 void rope_and_cache(const RopeCacheArgs& args) {
   const int dim = args.head_dim, half = args.rotary_dim / 2;
+  const KvLayer& kv = args.kv;
+  const bool quantizes = kv.dtype == KvDtype::int8;
+  const float q_scale = quantizes ? args.q_scale / float(hadamard_width(dim)) : args.q_scale;
   for (int h = 0; h < args.num_heads; ++h) {
     float* q = args.qkv + args.q_column + h * dim;
     if (args.q_norm) rms_norm(q, args.q_norm, dim, args.eps, q);
     rotate_head(q, half, args.cos, args.sin);
-    scale(q, dim, args.q_scale);
+    if (quantizes) hadamard(q, dim);
+    scale(q, dim, q_scale);
   }
+  const int token = args.block_offset, element_bytes = quantizes ? 1 : 2;
   for (int h = 0; h < args.num_kv_heads; ++h) {
     float* k = args.qkv + args.k_column + h * dim;
+    float* v = args.qkv + args.v_column + h * dim;
     if (args.k_norm) rms_norm(k, args.k_norm, dim, args.eps, k);
     rotate_head(k, half, args.cos, args.sin);
-    uint16_t* keys = args.kv + kv_key_offset(args.block, h, args.num_kv_heads, dim) + args.block_offset;
-    for (int d = 0; d < dim; d += 16) {
-      uint16_t column[16];
-      store_f16(column, saturate_f16(load(k + d)));
-      for (int i = 0; i < 16; ++i) keys[(d + i) * kKvBlockTokens] = column[i];
+    saturate(k, dim, largest_of(kv.dtype));
+    saturate(v, dim, largest_of(kv.dtype));
+    if (quantizes) {
+      kv.scales(args.block, h)[token] = quantize_head(k, dim);
+      kv.scales(args.block, h)[kKvBlockTokens + token] = quantize_head(v, dim);
     }
-    const float* v = args.qkv + args.v_column + h * dim;
-    uint16_t* values = args.kv + kv_value_offset(args.block, h, args.num_kv_heads, dim) + args.block_offset * dim;
-    for (int d = 0; d < dim; d += 16) store_f16(values + d, saturate_f16(load(v + d)));
+    store_head(k, dim, kv.dtype, kv.keys(args.block, h) + token * element_bytes, kKvBlockTokens);
+    store_head(v, dim, kv.dtype, kv.values(args.block, h) + token * dim * element_bytes, 1);
   }
 }
 

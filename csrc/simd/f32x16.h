@@ -277,6 +277,33 @@ GAPLESS_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z){GAPLESS_EACH(x.v[i] * y.
 
 GAPLESS_INLINE F32x16 zero() { return set1(0.0f); }
 
+GAPLESS_INLINE F32x16 load_bf16(const uint16_t* p) {
+#if defined(GAPLESS_ISA_AVX512)
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))};
+#elif defined(GAPLESS_ISA_AVX2)
+  const auto eight = [](const uint16_t* q) GAPLESS_LAMBDA_INLINE {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  };
+  return {eight(p), eight(p + 8)};
+#elif defined(GAPLESS_ISA_NEON)
+  const auto four = [](const uint16_t* q)
+                        GAPLESS_LAMBDA_INLINE { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(q), 16)); };
+  return {four(p), four(p + 4), four(p + 8), four(p + 12)};
+#else
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = bf16_to_f32(p[i]);
+  return r;
+#endif
+}
+
+GAPLESS_INLINE void store_bf16(uint16_t* p, F32x16 x) {
+  float lanes[16];
+  to_array(lanes, x);
+  for (int i = 0; i < 16; ++i) p[i] = f32_to_bf16(lanes[i]);
+}
+
 // Sum and maximum of the lanes, in one fixed tree on every ISA: halves are folded onto each other.
 #if defined(GAPLESS_ISA_AVX512) || defined(GAPLESS_ISA_AVX2)
 #if defined(GAPLESS_ISA_AVX512)

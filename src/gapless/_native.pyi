@@ -61,7 +61,8 @@ def linear(
 class ProgramBuilder:
     """Takes the flat list of ops. Buffers are named by the integer that `buffer` returns; -1 is "none".
 
-    `layers` is the number of KV cache layers; all layers share `num_kv_heads` and `head_dim`.
+    `kv_dtypes` ("f16", "bf16" or "int8") has one entry for each layer of the KV cache; all layers share
+    `num_kv_heads` and `head_dim`.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ProgramBuilder:
         max_tokens: int,
         max_logit_rows: int,
         vocab_size: int,
-        layers: int,
+        kv_dtypes: Sequence[str],
         num_kv_heads: int,
         head_dim: int,
     ) -> None: ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gapless.sampling import check
 
 ACTIVATIONS = ("a8", "a16")
+KV_DTYPES = ("f16", "bf16", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class EngineConfig:
     """Tokens of prompt and output together; None: the model's context, or less if memory is short."""
     max_num_seqs: int = 64
     """Sequences that run at the same time; more wait."""
+    kv_dtype: str = "f16"
+    """Type of the KV cache: "f16", "bf16", or "int8", which takes about half the memory and is less exact."""
     kv_cache_gib: float | None = None
     """Upper bound of the KV cache; None: half of the free memory. Memory is taken only as the cache fills."""
     max_step_tokens: int = 512
@@ -44,6 +47,8 @@ class EngineConfig:
             object.__setattr__(self, "trace", os.fspath(self.trace))
         if self.activations not in ACTIVATIONS:
             check.refuse("activations", self.activations, "a8 or a16")
+        if self.kv_dtype not in KV_DTYPES:
+            check.refuse("kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
         if self.num_threads is not None:
             check.integer("num_threads", self.num_threads, 1, 1024)
         if self.max_model_len is not None:

@@ -28,7 +28,6 @@ LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
 # Rows of logits that are computed at once. More would only make the buffer larger: it holds the whole
 # vocabulary in f32.
 _MAX_LOGIT_ROWS = 64
-_KV_BYTES_PER_VALUE = 2  # f16
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,13 @@ def start(
             max_step_tokens=config.max_step_tokens,
             max_logit_rows=min(config.max_num_seqs, _MAX_LOGIT_ROWS),
             max_model_len=config.max_model_len,
+            kv_dtype=config.kv_dtype,
             progress=progress,
         )
         tokenizer = pending.result()
     block_size = _native.Executor.block_size
     plan = plan_kv(
-        bytes_per_token=model.config.kv_values_per_token * _KV_BYTES_PER_VALUE,
+        bytes_per_token=model.kv_bytes_per_token,
         block_size=block_size,
         context_length=model.config.context_length,
         max_num_seqs=config.max_num_seqs,
@@ -115,14 +115,15 @@ def start(
     _return_free_memory()
     load_s = time.perf_counter() - started
     logger.info(
-        "%s: ISA %s, %d threads, activations %s, weights %.2f GiB, KV cache of %d tokens (%.2f GiB when "
-        "full), sequences of up to %d tokens, loaded in %.2f s",
+        "%s: ISA %s, %d threads, activations %s, weights %.2f GiB, KV cache of %d tokens in %s (%.2f GiB "
+        "when full), sequences of up to %d tokens, loaded in %.2f s",
         path.name,
         cpu["isa"],
         num_threads,
         config.activations,
         model.program.weight_bytes / GIB,
         plan.num_blocks * block_size,
+        config.kv_dtype,
         executor.kv_bytes / GIB,
         plan.max_model_len,
         load_s,

@@ -166,7 +166,54 @@ void test_rope_table() {
   }
 }
 
-void test_rope_and_cache(int dim, int rotary, int heads, int kv_heads, bool qk_norm) {
+// Every group of `width` neighbours becomes sums of all of them, with a minus where the index of the sum and that of
+// the element have an odd number of bits in common.
+std::vector<double> rotated(const std::vector<double>& x) {
+  const int n = int(x.size()), width = n & -n;
+  std::vector<double> y(n, 0.0);
+  for (int i = 0; i < n; ++i)
+    for (int j = i / width * width; j < (i / width + 1) * width; ++j)
+      y[i] += __builtin_popcount(unsigned(i & j & (width - 1))) % 2 ? -x[j] : x[j];
+  return y;
+}
+
+// One head of a token as the cache holds it.
+struct CachedHead {
+  std::vector<double> codes;
+  double scale = 1;
+};
+
+CachedHead cached_head(const KvLayer& kv, int64_t block, int head, int token, bool is_value) {
+  CachedHead result;
+  const std::byte* tile = is_value ? kv.values(block, head) : kv.keys(block, head);
+  for (int d = 0; d < kv.head_dim; ++d) {
+    const int64_t i = is_value ? token * kv.head_dim + d : d * 16 + token;
+    if (kv.dtype == KvDtype::int8) {
+      result.codes.push_back(int8_t(tile[i]));
+      continue;
+    }
+    uint16_t code;
+    std::memcpy(&code, tile + 2 * i, 2);
+    result.codes.push_back(kv.dtype == KvDtype::f16 ? f16_to_f32(code) : bf16_to_f32(code));
+  }
+  if (kv.dtype == KvDtype::int8) result.scale = kv.scales(block, head)[is_value * 16 + token];
+  return result;
+}
+
+void check_cached(const CachedHead& found, const std::vector<double>& expected, KvDtype dtype) {
+  const int dim = int(expected.size());
+  if (dtype != KvDtype::int8) {
+    for (int d = 0; d < dim; ++d) check_near(found.codes[d], expected[d], dtype == KvDtype::f16 ? 0.0005 : 0.004, 1e-5);
+    return;
+  }
+  const std::vector<double> x = rotated(expected);
+  double largest = 0;
+  for (double value : x) largest = std::max(largest, std::fabs(value));
+  check_near(found.scale, largest / 127, 1e-5, 0);
+  for (int d = 0; d < dim; ++d) CHECK_NEAR(found.codes[d] * found.scale, x[d], largest * (0.5 / 127 + 1e-5));
+}
+
+void test_rope_and_cache(KvDtype dtype, int dim, int rotary, int heads, int kv_heads, bool qk_norm) {
   std::mt19937 random(4);
   const int half = rotary / 2, width = (heads + 2 * kv_heads) * dim;
   Row qkv(width + 7, random, 2), cos(half, random), sin(half, random), q_norm(dim, random), k_norm(dim, random);
@@ -174,26 +221,34 @@ void test_rope_and_cache(int dim, int rotary, int heads, int kv_heads, bool qk_n
   const int v_column = 0, q_column = kv_heads * dim, k_column = q_column + heads * dim;
   qkv[v_column] = 1e6f;  // beyond f16
   Row before = qkv;
-  const int64_t block = 3;
-  const int offset = 5;
-  std::vector<uint16_t> cache(5 * kv_block_size(kv_heads, dim), 0x1234);
-  kernels().rope_and_cache({.qkv = qkv.data(),
-                            .q_column = q_column,
-                            .k_column = k_column,
-                            .v_column = v_column,
-                            .num_heads = heads,
-                            .num_kv_heads = kv_heads,
-                            .head_dim = dim,
-                            .rotary_dim = rotary,
-                            .q_norm = qk_norm ? q_norm.data() : nullptr,
-                            .k_norm = qk_norm ? k_norm.data() : nullptr,
-                            .eps = 1e-6f,
-                            .cos = cos.data(),
-                            .sin = sin.data(),
-                            .q_scale = 0.125f,
-                            .kv = cache.data(),
-                            .block = block,
-                            .block_offset = offset});
+  const int64_t block = 3, stride = kv_heads * kv_head_bytes(dtype, dim) + 64;
+  const int token = 5;
+  constexpr std::byte untouched{0x5a};
+  std::vector<std::byte> cache(5 * stride, untouched);
+  RopeCacheArgs args{.qkv = qkv.data(),
+                     .q_column = q_column,
+                     .k_column = k_column,
+                     .v_column = v_column,
+                     .num_heads = heads,
+                     .num_kv_heads = kv_heads,
+                     .head_dim = dim,
+                     .rotary_dim = rotary,
+                     .q_norm = qk_norm ? q_norm.data() : nullptr,
+                     .k_norm = qk_norm ? k_norm.data() : nullptr,
+                     .eps = 1e-6f,
+                     .cos = cos.data(),
+                     .sin = sin.data(),
+                     .q_scale = 0.125f,
+                     .kv = {cache.data(), stride, dtype, dim},
+                     .block = block,
+                     .block_offset = token};
+  kernels().rope_and_cache(args);
+  int64_t written = 0;
+  for (std::byte x : cache) written += x != untouched;
+  const int head_bytes = dtype == KvDtype::int8 ? dim + int(sizeof(float)) : 2 * dim;
+  CHECK(written <= int64_t(2) * kv_heads * head_bytes);  // nothing else was touched
+  for (int i = 0; i < 7; ++i) CHECK(qkv[width + i] == before[width + i]);
+
   const auto expected = [&](int column, Row& norm) {
     std::vector<double> x(dim), y;
     double squares = 0;
@@ -208,23 +263,56 @@ void test_rope_and_cache(int dim, int rotary, int heads, int kv_heads, bool qk_n
     return y;
   };
   for (int h = 0; h < heads; ++h) {
-    const std::vector<double> q = expected(q_column + h * dim, q_norm);
+    std::vector<double> q = expected(q_column + h * dim, q_norm);
+    if (dtype == KvDtype::int8) {
+      q = rotated(q);
+      for (double& x : q) x /= dim & -dim;
+    }
     for (int d = 0; d < dim; ++d) CHECK_NEAR(qkv[q_column + h * dim + d], q[d] * 0.125, 3e-6);
   }
-  int64_t written = 0;
   for (int h = 0; h < kv_heads; ++h) {
-    const std::vector<double> k = expected(k_column + h * dim, k_norm);
-    for (int d = 0; d < dim; ++d) {
-      const uint16_t key = cache[kv_key_offset(block, h, kv_heads, dim) + d * 16 + offset];
-      const uint16_t value = cache[kv_value_offset(block, h, kv_heads, dim) + offset * dim + d];
-      check_near(f16_to_f32(key), k[d], 0.0005, 1e-5);
-      const float v = std::min(std::max(before[v_column + h * dim + d], -65504.0f), 65504.0f);
-      CHECK(value == f32_to_f16(v));
+    check_cached(cached_head(args.kv, block, h, token, false), expected(k_column + h * dim, k_norm), dtype);
+    std::vector<double> v(dim);
+    for (int d = 0; d < dim; ++d) v[d] = before[v_column + h * dim + d];
+    if (dtype == KvDtype::f16) v[0] = std::min(v[0], 65504.0);
+    check_cached(cached_head(args.kv, block, h, token, true), v, dtype);
+  }
+
+  // The same token elsewhere, beside others: the same bits.
+  qkv = before;
+  args.qkv = qkv.data();
+  args.block = 1;
+  args.block_offset = 15;
+  kernels().rope_and_cache(args);
+  for (int h = 0; h < kv_heads; ++h)
+    for (bool is_value : {false, true}) {
+      const CachedHead a = cached_head(args.kv, block, h, token, is_value),
+                       b = cached_head(args.kv, 1, h, 15, is_value);
+      CHECK(a.codes == b.codes && a.scale == b.scale);
+    }
+}
+
+// Whatever comes, what is cached is finite.
+void test_cache_of_extremes(KvDtype dtype) {
+  constexpr int dim = 32;
+  for (float extreme : {INFINITY, -INFINITY, NAN, 3e38f, 0.0f, 1e-40f}) {
+    std::vector<float> qkv(3 * dim, 0.0f);
+    qkv[dim + 3] = qkv[2 * dim + 17] = extreme;
+    std::vector<std::byte> cache(kv_head_bytes(dtype, dim));
+    RopeCacheArgs args{};
+    args.qkv = qkv.data();
+    args.k_column = dim;
+    args.v_column = 2 * dim;
+    args.num_heads = args.num_kv_heads = 1;
+    args.head_dim = dim;
+    args.kv = {cache.data(), int64_t(cache.size()), dtype, dim};
+    kernels().rope_and_cache(args);
+    for (bool is_value : {false, true}) {
+      const CachedHead found = cached_head(args.kv, 0, 0, 0, is_value);
+      CHECK(std::isfinite(found.scale));
+      for (double code : found.codes) CHECK(std::isfinite(code));
     }
   }
-  for (uint16_t x : cache) written += x != 0x1234;
-  CHECK(written <= int64_t(2) * kv_heads * dim);  // nothing else was touched
-  for (int i = 0; i < 7; ++i) CHECK(qkv[width + i] == before[width + i]);
 }
 
 }  // namespace
@@ -235,14 +323,17 @@ int main() {
   test_maps();
   test_reductions();
   test_rope_table();
-  for (bool qk_norm : {false, true}) {
-    test_rope_and_cache(64, 64, 9, 3, qk_norm);
-    test_rope_and_cache(128, 128, 4, 4, qk_norm);
-    test_rope_and_cache(80, 32, 2, 2, qk_norm);
-    test_rope_and_cache(96, 96, 2, 1, qk_norm);
-    test_rope_and_cache(256, 256, 4, 1, qk_norm);
-    test_rope_and_cache(64, 0, 2, 1, qk_norm);
-    test_rope_and_cache(48, 22, 3, 1, qk_norm);
+  for (KvDtype dtype : {KvDtype::f16, KvDtype::bf16, KvDtype::int8}) {
+    for (bool qk_norm : {false, true}) {
+      test_rope_and_cache(dtype, 64, 64, 9, 3, qk_norm);
+      test_rope_and_cache(dtype, 128, 128, 4, 4, qk_norm);
+      test_rope_and_cache(dtype, 80, 32, 2, 2, qk_norm);
+      test_rope_and_cache(dtype, 96, 96, 2, 1, qk_norm);
+      test_rope_and_cache(dtype, 256, 256, 4, 1, qk_norm);
+      test_rope_and_cache(dtype, 64, 0, 2, 1, qk_norm);
+      test_rope_and_cache(dtype, 48, 22, 3, 1, qk_norm);
+    }
+    test_cache_of_extremes(dtype);
   }
   return check::finish("elementwise");
 }

@@ -86,6 +86,7 @@ def run(
     activations: options.Activations = "a8",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
+    kv_dtype: options.KvDtype = "f16",
     kv_cache_gib: options.KvCacheGib = None,
     trace: options.Trace = None,
 ) -> None:
@@ -100,6 +101,7 @@ def run(
             activations=activations,
             num_threads=threads,
             max_model_len=max_model_len,
+            kv_dtype=kv_dtype,
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=1,
             trace=trace,
@@ -137,13 +139,14 @@ def pull(
 def inspect(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="FILE", help=_MODEL_HELP)],
+    kv_dtype: options.KvDtype = "f16",
     as_json: options.Json = False,
 ) -> None:
     """Shows a model's metadata and tensors, and the memory that it needs."""
     with reported_errors(context.obj):
         from gapless.cli.inspect import inspect_model
 
-        inspect_model(model, as_json)
+        inspect_model(model, kv_dtype, as_json)
 
 
 @app.command()
@@ -185,6 +188,7 @@ def bench(
     threads: options.Threads = None,
     quant: options.Quant = None,
     activations: options.Activations = "a8",
+    kv_dtype: options.KvDtype = "f16",
     kv_cache_gib: options.KvCacheGib = None,
     target_tpot_ms: options.TargetTpotMs = None,
     trace: options.Trace = None,
@@ -211,6 +215,7 @@ def bench(
                 threads=threads,
                 quant=quant,
                 activations=activations,
+                kv_dtype=kv_dtype,
                 kv_cache_gib=kv_cache_gib,
                 target_tpot_ms=target_tpot_ms,
                 trace=trace,

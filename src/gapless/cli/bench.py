@@ -46,6 +46,7 @@ class BenchOptions:
     threads: int | None = None
     quant: str | None = None
     activations: str = "a8"
+    kv_dtype: str = "f16"
     kv_cache_gib: float | None = None
     target_tpot_ms: float | None = None
     trace: str | None = None
@@ -222,6 +223,7 @@ def _running(
         quant=options.quant,
         activations=options.activations,
         num_threads=options.threads,
+        kv_dtype=options.kv_dtype,
         kv_cache_gib=options.kv_cache_gib,
         target_tpot_ms=options.target_tpot_ms,
         trace=options.trace,
@@ -278,7 +280,12 @@ def _report(
         "model": runtime.path.name,
         "isa": runtime.isa,
         "threads": runtime.num_threads,
-        "settings": {**asdict(settings), "activations": options.activations, "quant": options.quant},
+        "settings": {
+            **asdict(settings),
+            "activations": options.activations,
+            "quant": options.quant,
+            "kv_dtype": options.kv_dtype,
+        },
         **figures,
         "load_s": runtime.load_s,
         "weight_bytes": runtime.model.program.weight_bytes,
@@ -293,7 +300,8 @@ def _print_json(report: dict[str, Any]) -> None:
 
 def _print_title(runtime: Runtime, options: BenchOptions, what: str) -> None:
     typer.echo(
-        f"{runtime.path.name}, {runtime.isa}, {runtime.num_threads} threads, {options.activations}, {what}"
+        f"{runtime.path.name}, {runtime.isa}, {runtime.num_threads} threads, {options.activations}, "
+        f"{options.kv_dtype} KV, {what}"
     )
 
 

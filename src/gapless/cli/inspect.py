@@ -11,24 +11,28 @@ from typing import Any
 import typer
 
 from gapless import hub
+from gapless.config import KV_DTYPES
 from gapless.errors import GaplessError
 from gapless.loading import Checkpoint, open_checkpoint
+from gapless.sampling import check
 
 _MAX_SHOWN_CHARACTERS = 100
 _MAX_SHOWN_ITEMS = 16
 
 
-def inspect_model(model: str, as_json: bool) -> None:
-    """Prints metadata, tensors, types and memory need."""
+def inspect_model(model: str, kv_dtype: str, as_json: bool) -> None:
+    """Prints metadata, tensors, types and the memory needed with a KV cache of type `kv_dtype`."""
+    if kv_dtype not in KV_DTYPES:
+        check.refuse("kv_dtype", kv_dtype, ", ".join(KV_DTYPES))
     with open_checkpoint(hub.resolve(model)) as checkpoint:
-        report = _report(checkpoint)
+        report = _report(checkpoint, kv_dtype)
     if as_json:
         typer.echo(json.dumps(report, indent=2, allow_nan=False, default=str))
     else:
         _print(report)
 
 
-def _report(checkpoint: Checkpoint) -> dict[str, Any]:
+def _report(checkpoint: Checkpoint, kv_dtype: str) -> dict[str, Any]:
     types: Counter[str] = Counter()
     type_bytes: Counter[str] = Counter()
     for info in checkpoint.tensors.values():
@@ -40,7 +44,7 @@ def _report(checkpoint: Checkpoint) -> dict[str, Any]:
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "types": {name: {"tensors": count, "bytes": type_bytes[name]} for name, count in types.most_common()},
         "parameters": sum(info.num_values for info in checkpoint.tensors.values()),
-        "memory": _memory(checkpoint),
+        "memory": _memory(checkpoint, kv_dtype),
         "tensors": [
             {"name": info.name, "type": info.type.name, "shape": list(info.shape), "bytes": info.nbytes}
             for info in checkpoint.tensors.values()
@@ -48,7 +52,7 @@ def _report(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
+def _memory(checkpoint: Checkpoint, kv_dtype: str) -> dict[str, Any]:
     """Bytes that running the model takes, if the network is one that Gapless knows."""
     memory: dict[str, Any] = {"file_bytes": checkpoint.total_bytes}
     try:
@@ -56,13 +60,14 @@ def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
         from gapless.models.registry import find_architecture, read_config
 
         config = read_config(checkpoint, find_architecture(checkpoint))
-        estimate = estimate_memory(checkpoint)
+        estimate = estimate_memory(checkpoint, kv_dtype=kv_dtype)
     except GaplessError as error:
         return {**memory, "unsupported": str(error)}
     return {
         **memory,
         "weight_bytes": estimate.weight_bytes,
         "activation_bytes": estimate.arena_bytes,
+        "kv_dtype": kv_dtype,
         "kv_bytes_per_1k_tokens": estimate.kv_bytes_per_token * 1024,
         "kv_bytes_of_full_context": estimate.kv_bytes_per_token * config.context_length,
         "context_length": config.context_length,
@@ -104,12 +109,12 @@ def _memory_rows(memory: Mapping[str, Any]) -> list[list[str]]:
     rows = [["tensors in the file", _size(memory["file_bytes"])]]
     if "unsupported" in memory:
         return [*rows, ["cannot be run", memory["unsupported"]]]
-    full = f"KV cache of the full context ({memory['context_length']} tokens)"
+    full = f"{memory['kv_dtype']} KV cache of the full context ({memory['context_length']} tokens)"
     return [
         *rows,
         ["weights as packed (about)", _size(memory["weight_bytes"])],
         ["activations of a step, at most", _size(memory["activation_bytes"])],
-        ["KV cache per 1024 tokens", _size(memory["kv_bytes_per_1k_tokens"])],
+        [f"{memory['kv_dtype']} KV cache per 1024 tokens", _size(memory["kv_bytes_per_1k_tokens"])],
         [full, _size(memory["kv_bytes_of_full_context"])],
     ]
 

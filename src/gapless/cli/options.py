@@ -21,6 +21,10 @@ MaxModelLen = Annotated[
         help="Tokens of prompt and output together. [default: the model's context, if memory allows]"
     ),
 ]
+KvDtype = Annotated[
+    str,
+    typer.Option(help="Type of the KV cache: f16, bf16, or int8: half the memory, less exact."),
+]
 KvCacheGib = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(help="Upper bound of the KV cache. [default: half of the free memory]"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,30 @@ _HEAD_DIM_STEP = 16  # values of a vector
 _NONE = -1  # how the builder says "no buffer"
 
 
-def lower(graph: Graph, weights: Weights, *, max_step_tokens: int, max_logit_rows: int) -> _native.Program:
+def lower(
+    graph: Graph,
+    weights: Weights,
+    *,
+    max_step_tokens: int,
+    max_logit_rows: int,
+    kv_dtypes: Sequence[str] | None = None,
+) -> _native.Program:
     """The Program of a graph that went through the passes, for steps of at most `max_step_tokens` rows.
 
+    `kv_dtypes`: the type of each layer's KV cache; all are f16 without.
     UnsupportedModelError if the graph has an operation that the native core cannot run, fused or alone.
     """
     plan = plan_memory(
         graph, {Domain.TOKEN: max_step_tokens, Domain.LOGIT: max_logit_rows}, _native.a8_row_bytes
     )
     shape, num_layers = _cache_shape(graph)
+    kv_dtypes = kv_dtypes or ["f16"] * num_layers
+    assert len(kv_dtypes) == num_layers, (len(kv_dtypes), num_layers)
     builder = _native.ProgramBuilder(
         max_tokens=max_step_tokens,
         max_logit_rows=max_logit_rows,
         vocab_size=graph.logits.width,
-        layers=num_layers,
+        kv_dtypes=kv_dtypes,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
     )

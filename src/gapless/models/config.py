@@ -81,11 +81,6 @@ class ModelConfig:
                 f"{self.rope.rotary_dim} rotary values do not fit into heads of {self.head_dim}"
             )
 
-    @property
-    def kv_values_per_token(self) -> int:
-        """Numbers that one token adds to the KV cache."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
 
 def sizes_from_hf(keys: Keys, **defaults: int | float) -> dict[str, Any]:
     """The fields that all models spell alike in config.json; `rope`, ties and activation are the model's.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gapless.errors import InvalidRequestError
 from gapless.graph.builder import GraphBuilder
@@ -16,9 +16,11 @@ from gapless.graph.memory_plan import plan_memory
 from gapless.graph.passes import fuse
 from gapless.loading import Checkpoint, open_checkpoint
 from gapless.models.config import ModelConfig
+from gapless.models.kv_cache import KV_DTYPES, kv_bytes_per_token, layer_kv_dtypes
 from gapless.models.registry import Architecture, find_architecture, read_config
 from gapless.models.tensors import resolve
 from gapless.quantization import QuantConfig, load_weights
+from gapless.quantization.load import read_f32
 from gapless.quantization.policy import Packing, choose_packing
 from gapless.quantization.source import TensorSource
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ACTIVATIONS = ("a8", "a16")
-_KV_VALUE_BYTES = 2  # f16
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     architecture: str
     weight_types: Mapping[str, int]  # packed type → bytes
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def load_model(
     max_step_tokens: int = 512,
     max_logit_rows: int = 32,
     max_model_len: int | None = None,
+    kv_dtype: str = "f16",
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a GGUF file or Hugging Face folder for steps of at most `max_step_tokens` tokens.
@@ -97,8 +100,10 @@ def load_model(
     A checkpoint that is open already is taken over: it is closed if this fails.
 
     `quant` ("int8", "int4:64", …) quantizes plain weights. `activations`: "a8" rounds what integer weights
-    multiply to int8, "a16" does not. `num_threads` is for packing. `progress(bytes_done, bytes_total)`.
-    Raises LoadError for what the checkpoint, InvalidRequestError for what the caller got wrong.
+    multiply to int8, "a16" does not. `num_threads` is for packing. `kv_dtype`: "f16", "bf16" or
+    "int8"; layers whose keys are too large for int8 stay f16, with a warning. `progress(bytes_done,
+    bytes_total)`. Raises LoadError for what the checkpoint, InvalidRequestError for what the caller got
+    wrong.
     """
     from gapless import _native
     from gapless.graph.lowering import lower
@@ -107,6 +112,7 @@ def load_model(
         raise InvalidRequestError(
             f"activations is {activations!r}; known: {', '.join(ACTIVATIONS)}.", "activations"
         )
+    _check_kv_dtype(kv_dtype)
     if isinstance(quant, str):
         quant = QuantConfig.parse(quant)
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(Path(path))
@@ -116,7 +122,14 @@ def load_model(
         threads = num_threads or int(_native.cpu_info()["num_threads"])
         weights = load_weights(checkpoint, network.sources, packings, threads, progress)
         graph = fuse(network.graph, integer_weights(packings, activations))
-        program = lower(graph, weights, max_step_tokens=max_step_tokens, max_logit_rows=max_logit_rows)
+        kv_dtypes = _kv_dtypes(network, kv_dtype, lambda name: weights[name])
+        program = lower(
+            graph,
+            weights,
+            max_step_tokens=max_step_tokens,
+            max_logit_rows=max_logit_rows,
+            kv_dtypes=kv_dtypes,
+        )
     except BaseException:
         checkpoint.close()
         raise
@@ -126,7 +139,9 @@ def load_model(
     logger.info(
         "%s: %s, weights %s, activations %s", checkpoint.path, network.architecture.name, types, activations
     )
-    return LoadedModel(program, network.config, checkpoint, network.architecture.name, types)
+    return LoadedModel(
+        program, network.config, checkpoint, network.architecture.name, types, _kv_bytes(network, kv_dtypes)
+    )
 
 
 def integer_weights(packings: Mapping[str, Packing], activations: str) -> frozenset[str]:
@@ -142,8 +157,11 @@ def estimate_memory(
     activations: str = "a8",
     max_step_tokens: int = 512,
     max_logit_rows: int = 32,
+    kv_dtype: str = "f16",
 ) -> MemoryEstimate:
-    """What `load_model` with these arguments would need, without reading weights. Errors as there."""
+    """What `load_model` with these arguments would need, without reading more than biases. Errors as
+    there."""
+    _check_kv_dtype(kv_dtype)
     network = describe(checkpoint)
     packings = choose_packing(network.graph, network.sources, quant)
     weight_bytes = 0.0
@@ -157,5 +175,31 @@ def estimate_memory(
         {Domain.TOKEN: max_step_tokens, Domain.LOGIT: max_logit_rows},
         lambda width: -(-width // 32) * 48,  # the native core's own figure is not needed for an estimate
     )
-    kv_bytes = network.config.kv_values_per_token * _KV_VALUE_BYTES
-    return MemoryEstimate(int(weight_bytes), kv_bytes, plan.arena_bytes)
+    kv_dtypes = _kv_dtypes(network, kv_dtype, lambda name: read_f32(checkpoint, network.sources[name]))
+    return MemoryEstimate(int(weight_bytes), _kv_bytes(network, kv_dtypes), plan.arena_bytes)
+
+
+def _check_kv_dtype(kv_dtype: str) -> None:
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidRequestError(f"kv_dtype is {kv_dtype!r}; known: {', '.join(KV_DTYPES)}.", "kv_dtype")
+
+
+def _kv_dtypes(network: Network, kv_dtype: str, read: Callable[[str], Any]) -> tuple[str, ...]:
+    """The type of each layer's cache; `read` gives a weight by its name."""
+    num_layers = network.config.num_layers
+    names = {layer: f"layers.{layer}.k.bias" for layer in range(num_layers)}
+    biases = {layer: read(name) for layer, name in names.items() if name in network.sources}
+    dtypes = layer_kv_dtypes(kv_dtype, num_layers, biases)
+    others = [layer for layer, dtype in enumerate(dtypes) if dtype != kv_dtype]
+    if others:
+        logger.warning(
+            "%s: the KV cache of the layers %s stays f16, their keys are too large for %s.",
+            network.checkpoint.path,
+            ", ".join(map(str, others)),
+            kv_dtype,
+        )
+    return dtypes
+
+
+def _kv_bytes(network: Network, kv_dtypes: Sequence[str]) -> int:
+    return kv_bytes_per_token(kv_dtypes, network.config.num_kv_heads, network.config.head_dim)
