@@ -13,8 +13,8 @@ _VALUE_BYTES = {"f16": 2, "bf16": 2, "int8": 1}
 _INT8_SCALE_BYTES = 4  # for each key head and each value head of a token
 
 # Rounding errors of int8 keys grow with the largest of them, and biases of this size are most of a key. With
-# all layers in int8, Qwen2.5-Coder-0.5B is off by up to 6.4 nats; with f16 in its layers of such biases (0, 1,
-# 2 and 8 of 24, 66 to 211; the others have at most 35) by up to 0.12, which is less than with bf16.
+# all layers in int8, Qwen2.5-Coder-0.5B is off by up to 6.4 nats; with f16 in its layers of such biases (0,
+# 1, 2 and 8 of 24, 66 to 211; the others have at most 35) by up to 0.12, which is less than with bf16.
 _LARGEST_INT8_KEY_BIAS = 64.0
 
 
