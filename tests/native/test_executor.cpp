@@ -33,7 +33,8 @@ Weight random_weight(int rows, int cols, uint32_t seed) {
 }
 
 std::shared_ptr<Program> tiny_program() {
-  auto program = std::make_shared<Program>(ProgramLimits{kMaxTokens, kLogitRows, kVocab, {{KvDtype::f16}, 1, kHeadDim}});
+  auto program =
+      std::make_shared<Program>(ProgramLimits{kMaxTokens, kLogitRows, kVocab, {{KvDtype::f16}, 1, kHeadDim}});
   const Floats ones = std::make_shared<std::vector<float>>(kHidden, 1.0f);
   int64_t end = 0;
   const auto buffer = [&](Domain domain, int width) {
