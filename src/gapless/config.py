@@ -48,7 +48,7 @@ class EngineConfig:
         if self.activations not in ACTIVATIONS:
             check.refuse("activations", self.activations, "a8 or a16")
         if self.kv_dtype not in KV_DTYPES:
-            check.refuse("kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
+            check.refuse("kv_dtype", self.kv_dtype, "f16, bf16 or int8")
         if self.num_threads is not None:
             check.integer("num_threads", self.num_threads, 1, 1024)
         if self.max_model_len is not None:

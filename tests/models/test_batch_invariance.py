@@ -29,9 +29,11 @@ def params(**options):
     return SamplingParams(max_tokens=16, logprobs=2, prompt_logprobs=2, ignore_eos=True, **options)
 
 
-@pytest.mark.parametrize("activations", ["a8", "a16"])
+@pytest.mark.parametrize(
+    ("activations", "kv_dtype"), [("a8", "f16"), ("a16", "f16"), ("a8", "bf16"), ("a8", "int8")]
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_alone_in_company_in_chunks_and_with_other_threads(name, activations, model_path):
+def test_alone_in_company_in_chunks_and_with_other_threads(name, activations, kv_dtype, model_path):
     wanted = [params(temperature=0), params(temperature=0.9, top_p=0.9, seed=5)]
     settings = [
         {"num_threads": 2, "max_num_seqs": 16, "max_step_tokens": 512},
@@ -40,7 +42,8 @@ def test_alone_in_company_in_chunks_and_with_other_threads(name, activations, mo
     ]
     seen = []
     for setting in settings:
-        with LLM(model_path(name), activations=activations, max_model_len=256, **setting) as llm:
+        options = {"activations": activations, "kv_dtype": kv_dtype, "max_model_len": 256, **setting}
+        with LLM(model_path(name), **options) as llm:
             seen.append([bits(llm.generate(PROMPT, one)[0]) for one in wanted])
             if setting["max_num_seqs"] == 16:
                 others = [

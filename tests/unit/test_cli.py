@@ -93,6 +93,14 @@ def test_inspect_json(tiny_gguf):
     assert report["tensors"][0]["name"]
     assert report["memory"]["kv_bytes_per_1k_tokens"] == 1024 * 2 * 2 * 1 * 32 * 2
     assert report["metadata"]["tokenizer.ggml.tokens"] == "[64 items]"
+    report = json.loads(
+        runner.invoke(app, ["inspect", str(tiny_gguf), "--json", "--kv-dtype", "int8"]).stdout
+    )
+    assert report["memory"]["kv_dtype"] == "int8"
+    assert report["memory"]["kv_bytes_per_1k_tokens"] == 1024 * 2 * 2 * 1 * (32 + 4)
+    result = runner.invoke(app, ["inspect", str(tiny_gguf), "--kv-dtype", "fp8"])
+    assert result.exit_code == 2
+    assert "fp8" in result.output
 
 
 def test_inspect_of_an_architecture_that_cannot_be_run(tmp_path):
