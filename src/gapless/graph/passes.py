@@ -106,27 +106,39 @@ def _is_plain_matrix(node: ir.Node | None) -> TypeGuard[ir.Linear]:
 def fuse_residual_linear(graph: Graph) -> Graph:
     """residual + linear(x) → a linear that adds to the residual in place."""
     rewriter = Rewriter(graph)
+    overwritten: set[Value] = set()
     for node in graph.nodes:
         for residual, branch in _additions(rewriter, node):
             made_by = rewriter.producer(branch)
+            if made_by is not None and overwritten & set(made_by.inputs):
+                continue  # it would read them here, too late
             if isinstance(made_by, ir.Linear) and made_by.residual is None:
                 rewriter.replace(made_by)
                 rewriter.replace(node, replace(made_by, residual=residual, out=node.outputs[0]))
+                overwritten.add(residual)
                 break
+        if node.overwritten is not None:
+            overwritten.add(node.overwritten)
     return rewriter.finish()
 
 
 def fuse_residual_norm(graph: Graph) -> Graph:
     """residual + rms_norm(x) → add_rms_norm, in place."""
     rewriter = Rewriter(graph)
+    overwritten: set[Value] = set()
     for node in graph.nodes:
         for residual, branch in _additions(rewriter, node):
             made_by = rewriter.producer(branch)
+            if made_by is not None and overwritten & set(made_by.inputs):
+                continue  # it would read them here, too late
             if isinstance(made_by, ir.RmsNorm) and made_by.out_quantized is None:
                 fused = ir.AddRmsNorm(residual, made_by.x, made_by.weight, made_by.eps, node.outputs[0])
                 rewriter.replace(made_by)
                 rewriter.replace(node, fused)
+                overwritten.add(residual)
                 break
+        if node.overwritten is not None:
+            overwritten.add(node.overwritten)
     return rewriter.finish()
 
 
