@@ -252,6 +252,36 @@ def networks(draw: st.DrawFn) -> Graph:
     return finish(graph, draw(st.sampled_from(live)))
 
 
+def overwrites_input(case: str) -> Graph:
+    """A branch reads a value that is overwritten before the branch is used."""
+    graph, x = start()
+    if case == "norm":
+        branch = graph.rms_norm(x, "norm", 1e-5)
+    elif case == "linear":
+        branch = graph.linear(x, "branch", WIDTH)
+    elif case == "gated":
+        gate, up = graph.linear(x, "gate", WIDTH), graph.linear(x, "up", WIDTH)
+    else:
+        q, k, v = (graph.linear(x, part, width) for part, width in (("q", 8), ("k", 4), ("v", 4)))
+        if case == "attention":
+            q_rope, k_rope = graph.rope(q, TABLE, 4), graph.rope(k, TABLE, 4)
+            x = q
+    sum_ = graph.add(x, graph.linear(graph.embed("other", VOCAB, WIDTH), "other_linear", WIDTH))
+    if case == "gated":
+        branch = graph.mul(graph.activate(gate, ActivationKind.SILU), up)
+    elif case == "attention":
+        branch = graph.attention(q_rope, k_rope, v, 0, SHAPE)
+    elif case == "concat":
+        branch = graph.attention(graph.rope(q, TABLE, 4), graph.rope(k, TABLE, 4), v, 0, SHAPE)
+    return finish(graph, graph.add(sum_, branch))
+
+
+@pytest.mark.parametrize("case", ["norm", "linear", "gated", "concat", "attention"])
+def test_a_branch_is_not_moved_past_what_overwrites_its_input(case: str) -> None:
+    before = overwrites_input(case)
+    assert_same_results(before, passes.fuse(before))
+
+
 @given(networks(), st.sets(st.integers(0, 11)))
 def test_any_network_stays_the_same(before: Graph, integer: set[int]) -> None:
     assert_same_results(before, passes.fuse(before, {str(index) for index in integer}))

@@ -39,9 +39,10 @@ def fuse_attention(graph: Graph) -> Graph:
             q, k, norms, eps = q_norm.x, k_norm.x, (q_norm.weight, k_norm.weight), q_norm.eps
         if not all(rewriter.has_one_reader(value) for value in chain):
             continue
-        for value in chain:
-            made_by = rewriter.producer(value)
-            assert made_by is not None
+        moved = [made_by for value in chain if (made_by := rewriter.producer(value)) is not None]
+        if not all(rewriter.can_move(made_by, node) for made_by in moved):
+            continue
+        for made_by in moved:
             rewriter.replace(made_by)
         qkv = rewriter.value(node.shape.qkv_width, node.out.domain)
         ready = rewriter.value(qkv.width, qkv.domain)
@@ -63,6 +64,8 @@ def fuse_concat(graph: Graph) -> Graph:
         parts = [rewriter.producer(part) for part in node.parts]
         linears = [part for part in parts if isinstance(part, ir.Linear) and part.residual is None]
         if len(linears) != len(parts) or len({linear.x for linear in linears}) != 1:
+            continue
+        if not rewriter.can_move(linears[0], node):
             continue
         for linear in linears:
             rewriter.replace(linear)
@@ -86,6 +89,8 @@ def fuse_gated(graph: Graph) -> Graph:
                 continue
             if not all(rewriter.has_one_reader(value) for value in (gated, plain, gate.out)):
                 continue
+            if not rewriter.can_move(gate, node):
+                continue
             for old in (gate, activate, up):
                 rewriter.replace(old)
             weights = gate.segments[0].weight, up.segments[0].weight
@@ -106,39 +111,31 @@ def _is_plain_matrix(node: ir.Node | None) -> TypeGuard[ir.Linear]:
 def fuse_residual_linear(graph: Graph) -> Graph:
     """residual + linear(x) → a linear that adds to the residual in place."""
     rewriter = Rewriter(graph)
-    overwritten: set[Value] = set()
     for node in graph.nodes:
         for residual, branch in _additions(rewriter, node):
             made_by = rewriter.producer(branch)
-            if made_by is not None and overwritten & set(made_by.inputs):
-                continue  # it would read them here, too late
+            if made_by is None or not rewriter.can_move(made_by, node):
+                continue
             if isinstance(made_by, ir.Linear) and made_by.residual is None:
                 rewriter.replace(made_by)
                 rewriter.replace(node, replace(made_by, residual=residual, out=node.outputs[0]))
-                overwritten.add(residual)
                 break
-        if node.overwritten is not None:
-            overwritten.add(node.overwritten)
     return rewriter.finish()
 
 
 def fuse_residual_norm(graph: Graph) -> Graph:
     """residual + rms_norm(x) → add_rms_norm, in place."""
     rewriter = Rewriter(graph)
-    overwritten: set[Value] = set()
     for node in graph.nodes:
         for residual, branch in _additions(rewriter, node):
             made_by = rewriter.producer(branch)
-            if made_by is not None and overwritten & set(made_by.inputs):
-                continue  # it would read them here, too late
+            if made_by is None or not rewriter.can_move(made_by, node):
+                continue
             if isinstance(made_by, ir.RmsNorm) and made_by.out_quantized is None:
                 fused = ir.AddRmsNorm(residual, made_by.x, made_by.weight, made_by.eps, node.outputs[0])
                 rewriter.replace(made_by)
                 rewriter.replace(node, fused)
-                overwritten.add(residual)
                 break
-        if node.overwritten is not None:
-            overwritten.add(node.overwritten)
     return rewriter.finish()
 
 

@@ -20,6 +20,9 @@ class Rewriter:
         for node in graph.nodes:
             for value in node.inputs:
                 self._readers.setdefault(value, []).append(node)
+        self._overwritten_at: dict[Value, int] = {}
+        for node in graph.nodes:
+            self._note_overwritten(node, self._position[id(node)])
         self._replaced: dict[int, tuple[Node, ...]] = {}
 
     @property
@@ -41,6 +44,11 @@ class Rewriter:
         last = self._position[id(node)]
         return value != self._graph.logits and all(self._position[id(r)] <= last for r in self.readers(value))
 
+    def can_move(self, node: Node, to: Node) -> bool:
+        """Whether a node would read the same values in the place of a later one."""
+        position = self._position[id(to)]
+        return all(self._overwritten_at.get(value, position) >= position for value in node.inputs)
+
     def value(self, width: int, domain: Domain, form: Form = Form.F32) -> Value:
         """A new value."""
         self._next_id += 1
@@ -53,6 +61,12 @@ class Rewriter:
         """Puts `new` in the place of a node; nothing removes it."""
         assert not self.is_replaced(node)
         self._replaced[id(node)] = new
+        for made in new:
+            self._note_overwritten(made, self._position[id(node)])
+
+    def _note_overwritten(self, node: Node, position: int) -> None:
+        if node.overwritten is not None:
+            self._overwritten_at.setdefault(node.overwritten, position)
 
     def finish(self) -> Graph:
         nodes: list[Node] = []
