@@ -139,7 +139,6 @@ void Executor::loop() {
     for (;;) {
       if (!take_commands(/*may_wait=*/!working)) break;
       if (!compose()) {
-        wake_reader();
         if (working) {
           std::lock_guard lock(stats_mutex_);
           stats_.work_s += std::chrono::duration<double>(sampled_at - resumed_at).count();
@@ -417,6 +416,7 @@ void Executor::take_masks(int first, int count) {
       if (is_late(i)) return true;
     return false;
   };
+  if (!any_is_late()) return;
   const Clock::time_point deadline = Clock::now() + kMaskPatience;
   std::vector<MaskCommand> masks, unknown;
   while (any_is_late()) {

@@ -192,11 +192,7 @@ class Scheduler:
         for sequence in self._growing:
             if not sequence.is_running or sequence.is_leaving:
                 continue
-            wanted = min(
-                self._num_blocks(sequence.num_tokens) + self._lookahead_blocks(),
-                self._worst_case(sequence),
-            )
-            count = min(wanted - len(sequence.blocks), self.pool.num_free)
+            count = min(self._wanted_blocks(sequence) - len(sequence.blocks), self.pool.num_free)
             if count > 0:
                 decisions.extensions.append((sequence, self._grant(sequence, count)))
 
@@ -206,26 +202,23 @@ class Scheduler:
             if sequence.state is SequenceState.FINISHED:
                 heapq.heappop(self._waiting)
                 continue
+            if not self._free_slots and self._outranked_by(sequence) is None:
+                return  # before its blocks are looked up: this is so after every step of a full table
             shared = self._cached_blocks(sequence)
             if (hash_ := self._awaited_hash(sequence, len(shared))) is not None:
                 heapq.heappop(self._waiting)
                 self._parked.setdefault(hash_, []).append(sequence)
                 continue
             if not self._fits(sequence, shared):
-                last = self._last_in_line()
-                if (
-                    not self._num_leaving
-                    and last is not None
-                    and last.request.priority > sequence.request.priority
-                ):
-                    self._preempt(last, decisions)
+                if (outranked := self._outranked_by(sequence)) is not None:
+                    self._preempt(outranked, decisions)
                 return
             heapq.heappop(self._waiting)
             decisions.admissions.append(self._enter(sequence, shared))
 
     def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
         """Whether there are a slot and enough blocks, without taking the next one from those that run."""
-        new = self._num_blocks(min(sequence.num_tokens + 1, self._most_tokens(sequence))) - len(shared)
+        new = self._least_blocks(sequence) - len(shared)
         free = self.pool.num_free - self.pool.num_unheld(shared)
         return bool(self._free_slots) and new + len(self.running) <= free
 
@@ -237,11 +230,8 @@ class Scheduler:
         self.pool.share(shared)
         sequence.blocks = list(shared)
         sequence.num_filled = len(shared)
-        least = self._num_blocks(min(sequence.num_tokens + 1, self._most_tokens(sequence)))
-        most = min(
-            self._num_blocks(sequence.num_tokens) + self._lookahead_blocks(), self._worst_case(sequence)
-        )
-        self._grant(sequence, max(least, min(most, len(shared) + self.pool.num_free)) - len(shared))
+        wanted = min(self._wanted_blocks(sequence), len(shared) + self.pool.num_free)
+        self._grant(sequence, max(self._least_blocks(sequence), wanted) - len(shared))
         # The last token is always computed: its logits are wanted. If its block is shared, what is written
         # there are the very bits that are there.
         num_cached = min(len(shared) * self.config.block_size, sequence.num_tokens - 1)
@@ -252,6 +242,13 @@ class Scheduler:
             if sequence.request.admitted_s is None:
                 sequence.request.num_cached_tokens = num_cached
         return Admission(sequence, num_cached)
+
+    def _outranked_by(self, sequence: Sequence) -> Sequence | None:
+        """Who has to give way to a waiting sequence. Nobody as long as somebody is on its way out."""
+        if self._num_leaving:
+            return None
+        last = self._last_in_line()
+        return last if last is not None and last.request.priority > sequence.request.priority else None
 
     def _preempt(self, sequence: Sequence | None, decisions: Decisions) -> None:
         assert sequence is not None, "the cache is too small for a sequence that was accepted"
@@ -351,9 +348,15 @@ class Scheduler:
     def _worst_case(self, sequence: Sequence) -> int:
         return self._num_blocks(self._most_tokens(sequence))
 
-    def _lookahead_blocks(self) -> int:
+    def _least_blocks(self, sequence: Sequence) -> int:
+        """For the tokens that it has and the next one, if there will be one."""
+        return self._num_blocks(min(sequence.num_tokens + 1, self._most_tokens(sequence)))
+
+    def _wanted_blocks(self, sequence: Sequence) -> int:
+        """For the tokens that it has and the look-ahead, which shrinks as free blocks become few."""
         fair_share = self.pool.num_free // (2 * len(self.running) + 2)
-        return max(1, min(LOOKAHEAD_TOKENS // self.config.block_size, fair_share))
+        lookahead = max(1, min(LOOKAHEAD_TOKENS // self.config.block_size, fair_share))
+        return min(self._num_blocks(sequence.num_tokens) + lookahead, self._worst_case(sequence))
 
     def _grant(self, sequence: Sequence, count: int) -> list[int]:
         blocks = self.pool.allocate(max(count, 0))
