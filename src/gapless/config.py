@@ -36,8 +36,8 @@ class EngineConfig:
     prefix_caching: bool = True
     """Sequences that begin alike share what has been computed for their beginning."""
     target_tpot_ms: float | None = None
-    """Prompts are computed in pieces, so that running sequences get a token this often; None: 1.6 times
-    later than without at most, unless more sequences wait for their prompts than run."""
+    """Prompts are computed in pieces that aim at a token this often for running sequences; None: at 1.6 times
+    their own time, and more while more sequences wait for their prompts than run."""
     trace: str | None = None
     """A file for a trace of every step and slot, to be opened in ui.perfetto.dev; written at the end."""
 

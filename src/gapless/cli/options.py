@@ -32,8 +32,8 @@ KvCacheGib = Annotated[
 TargetTpotMs = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        help="Prefill is cut into pieces so that running streams get a token this often. [default: 1.6 times "
-        "later than without]"
+        help="Prefill is cut into pieces that aim at a token this often for running streams. [default: 1.6 "
+        "times their own time]"
     ),
 ]
 Trace = Annotated[
