@@ -194,9 +194,10 @@ def softmax(scores: F32) -> F32:
 def activate(x: F32, kind: ActivationKind) -> F32:
     match kind:
         case ActivationKind.SILU:
-            return x / (1 + np.exp(-x))
+            return x / (1 + np.exp(np.minimum(-x, 88)))  # beyond, e^-x is no f32; the result is as good as 0
         case ActivationKind.GELU_TANH:
-            return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+            z = np.clip(x, -100, 100)  # tanh is 1 long before, and the cube of more has no f32
+            return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (z + np.float32(0.044715) * z**3)))
         case ActivationKind.GELU:
             return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.flat], np.float32).reshape(
                 x.shape
