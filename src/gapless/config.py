@@ -45,10 +45,8 @@ class EngineConfig:
         object.__setattr__(self, "model", os.fspath(self.model))
         if self.trace is not None:
             object.__setattr__(self, "trace", os.fspath(self.trace))
-        if self.activations not in ACTIVATIONS:
-            check.refuse("activations", self.activations, "a8 or a16")
-        if self.kv_dtype not in KV_DTYPES:
-            check.refuse("kv_dtype", self.kv_dtype, "f16, bf16 or int8")
+        check.one_of("activations", self.activations, ACTIVATIONS)
+        check.one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.num_threads is not None:
             check.integer("num_threads", self.num_threads, 1, 1024)
         if self.max_model_len is not None:

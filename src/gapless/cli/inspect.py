@@ -22,8 +22,7 @@ _MAX_SHOWN_ITEMS = 16
 
 def inspect_model(model: str, kv_dtype: str, as_json: bool) -> None:
     """Prints metadata, tensors, types and the memory needed with a KV cache of type `kv_dtype`."""
-    if kv_dtype not in KV_DTYPES:
-        check.refuse("kv_dtype", kv_dtype, "f16, bf16 or int8")
+    check.one_of("kv_dtype", kv_dtype, KV_DTYPES)
     with open_checkpoint(hub.resolve(model)) as checkpoint:
         report = _report(checkpoint, kv_dtype)
     if as_json:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-KV_DTYPES = ("f16", "bf16", "int8")
-
 _VALUE_BYTES = {"f16": 2, "bf16": 2, "int8": 1}
 _INT8_SCALE_BYTES = 4  # for each key head and each value head of a token
 

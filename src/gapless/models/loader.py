@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gapless.config import ACTIVATIONS, KV_DTYPES
 from gapless.errors import InvalidRequestError
 from gapless.graph.builder import GraphBuilder
 from gapless.graph.ir import Domain, Graph
@@ -16,20 +17,19 @@ from gapless.graph.memory_plan import plan_memory
 from gapless.graph.passes import fuse
 from gapless.loading import Checkpoint, open_checkpoint
 from gapless.models.config import ModelConfig
-from gapless.models.kv_cache import KV_DTYPES, kv_bytes_per_token, layer_kv_dtypes
+from gapless.models.kv_cache import kv_bytes_per_token, layer_kv_dtypes
 from gapless.models.registry import Architecture, find_architecture, read_config
 from gapless.models.tensors import resolve
 from gapless.quantization import QuantConfig, load_weights
 from gapless.quantization.load import read_f32
 from gapless.quantization.policy import Packing, choose_packing
 from gapless.quantization.source import TensorSource
+from gapless.sampling import check
 
 if TYPE_CHECKING:
     from gapless import _native
 
 logger = logging.getLogger(__name__)
-
-ACTIVATIONS = ("a8", "a16")
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,8 @@ def load_model(
     from gapless import _native
     from gapless.graph.lowering import lower
 
-    if activations not in ACTIVATIONS:
-        raise InvalidRequestError(
-            f"activations is {activations!r}; known: {', '.join(ACTIVATIONS)}.", "activations"
-        )
-    _check_kv_dtype(kv_dtype)
+    check.one_of("activations", activations, ACTIVATIONS)
+    check.one_of("kv_dtype", kv_dtype, KV_DTYPES)
     if isinstance(quant, str):
         quant = QuantConfig.parse(quant)
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(Path(path))
@@ -161,7 +158,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """What `load_model` with these arguments would need, without reading more than biases. Errors as
     there."""
-    _check_kv_dtype(kv_dtype)
+    check.one_of("kv_dtype", kv_dtype, KV_DTYPES)
     network = describe(checkpoint)
     packings = choose_packing(network.graph, network.sources, quant)
     weight_bytes = 0.0
@@ -177,11 +174,6 @@ def estimate_memory(
     )
     kv_dtypes = _kv_dtypes(network, kv_dtype, lambda name: read_f32(checkpoint, network.sources[name]))
     return MemoryEstimate(int(weight_bytes), _kv_bytes(network, kv_dtypes), plan.arena_bytes)
-
-
-def _check_kv_dtype(kv_dtype: str) -> None:
-    if kv_dtype not in KV_DTYPES:
-        raise InvalidRequestError(f"kv_dtype is {kv_dtype!r}; known: {', '.join(KV_DTYPES)}.", "kv_dtype")
 
 
 def _kv_dtypes(network: Network, kv_dtype: str, read: Callable[[str], Any]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from gapless.errors import InvalidRequestError
@@ -14,6 +14,12 @@ from gapless.errors import InvalidRequestError
 def refuse(name: str, value: object, limit: str) -> NoReturn:
     """Raise InvalidRequestError: `name` must be `limit`, but is `value`."""
     raise InvalidRequestError(f"{name} must be {limit}, but it is {value!r}.", param=name)
+
+
+def one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """One of at least two known words."""
+    if value not in known:
+        refuse(name, value, f"{', '.join(known[:-1])} or {known[-1]}")
 
 
 def integer(name: str, value: object, low: int, high: int | None = None) -> int:
