@@ -1,3 +1,5 @@
+"""`python -m gapless`: the command line."""
+
 from gapless.cli import main
 
 if __name__ == "__main__":
