@@ -25,7 +25,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self.tool_source = tool_source
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
 
     def render(
         self,
@@ -80,7 +80,7 @@ class ChatTemplate:
     def _render(self, request: Mapping[str, Any]) -> str:
         from gapless.tokenizer.sandbox import render
 
-        return render(self._compiled(request["tools"]), {**self._special_tokens, **request})
+        return render(self._compiled(request["tools"]), {**self.special_tokens, **request})
 
     def _source_for(self, tools: Any) -> str:
         return self.tool_source if tools and self.tool_source else self.source

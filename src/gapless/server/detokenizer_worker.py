@@ -1,0 +1,224 @@
+"""The detokenizer's process: tokens to text, stop strings and log-probabilities, for all streams together."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import zmq
+
+from gapless.engine.choice import OutputBuilder
+from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent
+from gapless.engine.request import Request
+from gapless.sampling import RequestMetrics, StreamChunk
+from gapless.sampling.outputs import LogprobsOfPosition
+from gapless.server.channel import Codec, open_socket, unpack_ids
+from gapless.server.failures import failure_of
+from gapless.server.messages import (
+    Chunk,
+    Chunks,
+    DetokenizerReady,
+    Ended,
+    Entered,
+    Fatal,
+    Forget,
+    Metrics,
+    Opened,
+    PromptLogprob,
+    Step,
+    StepEvent,
+    Token,
+    TokenLogprob,
+    TokenLogprobs,
+)
+from gapless.server.process import Settings, lifeline_has_ended
+from gapless.server.tokenizer_worker import load
+from gapless.tokenizer import Tokenizer
+
+logger = logging.getLogger("gapless.server")
+
+
+class Generation:
+    """The text of one request's choices."""
+
+    def __init__(self, opened: Opened, tokenizer: Tokenizer) -> None:
+        self.number = opened.number
+        self.request = Request(
+            id=str(opened.number),
+            prompt_token_ids=unpack_ids(opened.prompt_token_ids),
+            params=opened.params,
+            max_tokens=opened.max_tokens,
+            stop_token_ids=opened.stop_token_ids,
+            arrival_s=opened.arrival_s,
+        )
+        self._tokenizer = tokenizer
+        # The front end cancels what a stop string has ended: it learns of that from the chunk.
+        self._builder = OutputBuilder(self.request, tokenizer, lambda request, index: None)
+        self._has_prompt_logprobs = opened.params.prompt_logprobs is not None
+        self.events: list[RequestEvent] = []
+
+    @property
+    def is_finished(self) -> bool:
+        return self._builder.output.finished or self._builder.error is not None
+
+    def take_chunks(self) -> Iterator[Chunk]:
+        """What the choices gained from `events`."""
+        events, self.events = self.events, []
+        chunks = self._builder.push(events)
+        if self._builder.error is not None:
+            yield Chunk(self.number, 0, "", 0, FinishReason.ERROR.value, error=self._builder.error)
+            return
+        for place, chunk in enumerate(chunks):
+            is_last = place == len(chunks) - 1 and self._builder.output.finished
+            yield self._chunk(chunk, is_last)
+
+    def _chunk(self, chunk: StreamChunk, is_last: bool) -> Chunk:
+        logprobs = chunk.logprobs
+        return Chunk(
+            self.number,
+            chunk.index,
+            chunk.text,
+            len(chunk.token_ids),
+            chunk.finish_reason,
+            chunk.stop_reason,
+            list(chunk.token_ids),
+            None if logprobs is None else [self._logprobs(position) for position in logprobs],
+            self._take_prompt_logprobs(),
+            _metrics(self._builder.output.metrics) if is_last else None,
+        )
+
+    def _take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        if not self._has_prompt_logprobs:
+            return None
+        self._has_prompt_logprobs = False  # they are complete before the first token, and told with it
+        return [
+            None if position is None else self._logprobs(position)
+            for position in self._builder.output.prompt_logprobs or ()
+        ]
+
+    def _logprobs(self, position: LogprobsOfPosition) -> TokenLogprobs:
+        return [
+            TokenLogprob(
+                token_id,
+                one.logprob if math.isfinite(one.logprob) else None,
+                one.rank,
+                self._tokenizer.token_to_piece(token_id) if token_id < self._tokenizer.vocab_size else b"",
+            )
+            for token_id, one in position.items()
+        ]
+
+
+def _metrics(metrics: RequestMetrics) -> Metrics:
+    return Metrics(
+        metrics.num_prompt_tokens,
+        metrics.num_output_tokens,
+        metrics.num_cached_tokens,
+        metrics.num_preemptions,
+        metrics.arrival_s,
+        metrics.queue_s,
+        metrics.ttft_s,
+        metrics.e2e_s,
+        metrics.tpot_s,
+    )
+
+
+class DetokenizerWorker:
+    """Holds the generations that are open."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._generations: dict[int, Generation] = {}
+        self._forgotten = -1
+
+    def take(self, steps: Iterable[Step]) -> list[Chunk]:
+        """What all generations gained from these steps."""
+        touched: dict[int, Generation] = {}
+        for step in steps:
+            for event in step:
+                if (generation := self._generation(event)) is not None:
+                    self._add(generation, event)
+                    touched[generation.number] = generation
+        chunks: list[Chunk] = []
+        for generation in touched.values():
+            chunks += self._chunks(generation)
+            if generation.is_finished:
+                self._generations.pop(generation.number, None)
+        return chunks
+
+    def _chunks(self, generation: Generation) -> list[Chunk]:
+        try:
+            return list(generation.take_chunks())
+        except Exception as error:  # one request's fault must not take the others' text
+            logger.exception("The text of generation %d could not be made", generation.number)
+            self._generations.pop(generation.number, None)
+            return [Chunk(generation.number, 0, "", 0, FinishReason.ERROR.value, error=repr(error))]
+
+    def _generation(self, event: StepEvent) -> Generation | None:
+        """The generation of an event; those without one have ended by a stop string, or been forgotten."""
+        if isinstance(event, Forget):
+            self._forgotten = event.number
+            self._generations = {n: one for n, one in self._generations.items() if n > event.number}
+            return None
+        if isinstance(event, Opened):
+            if event.number > self._forgotten:
+                self._generations[event.number] = Generation(event, self._tokenizer)
+            return None
+        return self._generations.get(event.number)
+
+    @staticmethod
+    def _add(generation: Generation, event: Any) -> None:
+        if isinstance(event, Token):
+            generation.events.append(
+                TokenEvent(event.choice, event.token_id, event.logprob, event.rank, event.top, event.time_s)
+            )
+        elif isinstance(event, Entered):
+            generation.request.admitted_s = event.admitted_s
+            generation.request.num_cached_tokens = event.num_cached_tokens
+            generation.request.num_preemptions = event.num_preemptions
+        elif isinstance(event, PromptLogprob):
+            generation.events.append(
+                PromptLogprobsEvent(event.position, event.logprob, event.rank, event.top)
+            )
+        elif isinstance(event, Ended):
+            generation.request.num_preemptions = event.num_preemptions
+            reason = FinishReason(event.reason)
+            generation.events.append(FinishEvent(event.choice, reason, event.time_s, event.message))
+
+
+def _waiting(socket: zmq.Socket[bytes]) -> Iterator[bytes]:
+    """All messages that are there now."""
+    while True:
+        try:
+            yield socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def run(settings: Settings) -> None:
+    """Turns tokens into text until the lifeline ends."""
+    assert settings.tokens_address is not None
+    codec: Codec[Step] = Codec(Step)
+    front_end = open_socket(zmq.DEALER, connect=settings.address)
+    try:
+        worker = DetokenizerWorker(load(settings))
+    except Exception as error:
+        front_end.linger = 1000
+        front_end.send(codec.encode(Fatal(failure_of(error))))
+        return
+    tokens = open_socket(zmq.PULL, bind=settings.tokens_address)
+    front_end.send(codec.encode(DetokenizerReady(settings.tokens_address)))
+    lifeline = sys.stdin.fileno()
+    poller = zmq.Poller()
+    for source in (tokens, front_end, lifeline):
+        poller.register(source, zmq.POLLIN)
+    while True:
+        ready = dict(poller.poll())
+        if lifeline in ready and lifeline_has_ended():
+            return
+        # What has piled up is taken at once: the busier the machine, the fewer messages.
+        steps = [codec.decode(data) for socket in (tokens, front_end) for data in _waiting(socket)]
+        if chunks := worker.take(steps):
+            front_end.send(codec.encode(Chunks(chunks)))

@@ -1,0 +1,195 @@
+"""Prometheus metrics: vLLM's names where they mean the same, so that dashboards work; our own where they do not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from gapless.server.messages import Chunk, Metrics, ModelFacts, Stats
+    from gapless.server.stream import Generation
+
+_LATENCY_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TOKEN_TIME_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+_E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+# Gauges and counters that mirror the engine's own: name, help, and the counter's name in `Engine.stats`.
+_GAUGES = (
+    ("vllm:num_requests_running", "Sequences that have a slot.", "num_running"),
+    ("vllm:num_requests_waiting", "Sequences that wait for a slot.", "num_waiting"),
+)
+_COUNTERS = (
+    ("vllm:num_preemptions", "Sequences that gave their blocks to others.", "num_preemptions"),
+    ("vllm:prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.", "num_prompt_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt tokens that were found there.", "num_cached_tokens"),
+    ("gapless:steps", "Steps of the executor.", "num_steps"),
+    ("gapless:step_rows", "Rows (tokens) that steps have computed.", "num_rows"),
+    ("gapless:busy_seconds", "Time in steps.", "busy_s"),
+)
+
+
+class ServerMetrics:
+    """All metrics of one server. Nothing is global: servers in one process do not meet."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name}
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.")
+        self._gauges = {key: self._gauge(name, text) for name, text, key in _GAUGES}
+        self._counters = {key: self._counter(name, text) for name, text, key in _COUNTERS}
+        self._last_values: dict[str, float] = {}
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens that were generated.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Choices that have ended, by the reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self._refused = self._counter("gapless:requests_refused", "Requests refused because the queue was full.")
+        self._restarts = self._counter("gapless:worker_restarts", "Processes that died and were started again.")
+        self._token_gap = Gauge(
+            "gapless:token_gap_seconds",
+            "Time between two steps, over the latest ones.",
+            [*self._labels, "quantile"],
+            registry=self.registry,
+        )
+        histogram = self._histogram
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S)
+        self._itl = histogram("vllm:inter_token_latency_seconds", "Between the tokens of a choice.", _TOKEN_TIME_BUCKETS_S)
+        self._tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean of a request's tokens.", _TOKEN_TIME_BUCKETS_S
+        )
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _E2E_BUCKETS_S)
+        self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the slot.", _E2E_BUCKETS_S)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "From the slot to the first token.", _E2E_BUCKETS_S)
+        self._decode = histogram("vllm:request_decode_time_seconds", "From first to last token.", _E2E_BUCKETS_S)
+        self._prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _COUNT_BUCKETS)
+        self._output_length = histogram("vllm:request_generation_tokens", "New tokens of a request.", _COUNT_BUCKETS)
+        self._rate = RateMeter()
+
+    def chunk(self, generation: Generation, chunk: Chunk) -> None:
+        """A choice gained tokens."""
+        if chunk.num_tokens:
+            self._generation_tokens.inc(chunk.num_tokens)
+            now_s = time.perf_counter()
+            self._rate.add(now_s, chunk.num_tokens)
+            last_s = generation.last_chunk_s.get(chunk.index)
+            generation.last_chunk_s[chunk.index] = now_s
+            if last_s is not None:
+                self._itl.observe((now_s - last_s) / chunk.num_tokens)
+
+    def finished(self, reason: str, num_choices: int) -> None:
+        """So many choices have ended."""
+        if num_choices:
+            self._success.labels(**self._labels, finished_reason=reason).inc(num_choices)
+
+    def ended(self, metrics: Metrics) -> None:
+        """A generation has ended by itself."""
+        self._prompt_tokens.inc(metrics.num_prompt_tokens)
+        self._prompt_length.observe(metrics.num_prompt_tokens)
+        self._output_length.observe(metrics.num_output_tokens)
+        times = (
+            (self._ttft, metrics.ttft_s),
+            (self._e2e, metrics.e2e_s),
+            (self._tpot, metrics.tpot_s),
+            (self._queue, metrics.queue_s),
+        )
+        for histogram, value in times:
+            if value is not None:
+                histogram.observe(value)
+        if metrics.ttft_s is not None and metrics.queue_s is not None and metrics.e2e_s is not None:
+            self._prefill.observe(metrics.ttft_s - metrics.queue_s)
+            self._decode.observe(metrics.e2e_s - metrics.ttft_s)
+
+    def refused(self) -> None:
+        """A request came too many."""
+        self._refused.inc()
+
+    def restarted(self) -> None:
+        """A process was started again."""
+        self._restarts.inc()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated of late."""
+        return self._rate.per_second(time.perf_counter())
+
+    def render(self, stats: Stats | None, facts: ModelFacts | None) -> bytes:
+        """The text format of Prometheus."""
+        if stats is not None:
+            self._mirror(stats.values)
+        if facts is not None:
+            self._tell_cache(facts)
+        return generate_latest(self.registry)
+
+    def _mirror(self, values: Mapping[str, float]) -> None:
+        for key, gauge in self._gauges.items():
+            gauge.set(values[key])
+        self._kv_usage.set(kv_usage(values))
+        for key, counter in self._counters.items():
+            value = values[key]
+            # An engine that was started again counts from zero.
+            counter.inc(max(0.0, value - self._last_values.get(key, 0.0)))
+            self._last_values[key] = value
+        for quantile, key in (("0.5", "gap_p50_us"), ("0.99", "gap_p99_us")):
+            if math.isfinite(gap_us := values.get(key, math.nan)):
+                self._token_gap.labels(**self._labels, quantile=quantile).set(gap_us / 1e6)
+
+    def engine_restarted(self) -> None:
+        """The engine's counters begin anew."""
+        self._last_values.clear()
+
+    def _tell_cache(self, facts: ModelFacts) -> None:
+        if "vllm:cache_config_info" not in self.registry._names_to_collectors:
+            labels = {
+                "block_size": str(facts.block_size),
+                "num_gpu_blocks": str(facts.num_blocks),  # vLLM's name on every kind of device
+                "cache_dtype": facts.kv_dtype,
+            }
+            info = Gauge(
+                "vllm:cache_config_info", "Shape of the KV cache.", [*self._labels, *labels], registry=self.registry
+            )
+            info.labels(**self._labels, **labels).set(1)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, list(self._labels), buckets=buckets, registry=self.registry)
+        return histogram.labels(**self._labels)
+
+
+class RateMeter:
+    """Events per second over the last few seconds."""
+
+    WINDOW_S = 4
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # second → events
+
+    def add(self, now_s: float, count: int) -> None:
+        second = int(now_s)
+        if second not in self._counts:
+            self._counts = {at: n for at, n in self._counts.items() if at > second - self.WINDOW_S}
+            self._counts[second] = 0
+        self._counts[second] += count
+
+    def per_second(self, now_s: float) -> float:
+        """Over the whole seconds before this one."""
+        second = int(now_s)
+        return sum(n for at, n in self._counts.items() if second - self.WINDOW_S < at < second) / (self.WINDOW_S - 1)
+
+
+def kv_usage(values: Mapping[str, float]) -> float:
+    """Used share of the KV cache. Blocks that only the prefix cache still knows count as free."""
+    num_blocks = values["num_blocks"]
+    return (num_blocks - values["num_free_blocks"]) / num_blocks if num_blocks else 0.0

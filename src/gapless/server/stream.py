@@ -1,0 +1,151 @@
+"""What one HTTP request generates: a generation for each of its prompts, and what they gain, in order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gapless.sampling import SamplingParams
+
+from gapless.server.messages import Chunk, Metrics, Prompt
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection. There is nobody to tell."""
+
+
+class Stage(Enum):
+    ENCODING = "encoding"
+    SUBMITTED = "submitted"
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Generation:
+    """One prompt on its way through the processes."""
+
+    number: int
+    stream: Stream
+    position: int  # of its prompt in the request
+    prompt: Prompt | None  # None: it came as token ids
+    params: SamplingParams
+    token_ids: bytes = b""  # int32
+    tail: str = ""  # end of the prompt's text
+    stage: Stage = Stage.ENCODING
+    num_attempts: int = 0  # at encoding it
+    open_choices: set[int] = field(default_factory=set)
+    num_output_tokens: int = 0
+    arrival_s: float = field(default_factory=time.perf_counter)
+    last_chunk_s: dict[int, float] = field(default_factory=dict)
+    metrics: Metrics | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+    @property
+    def num_sequences(self) -> int:
+        return self.params.n
+
+
+class Stream:
+    """Chunks for one consumer. `index` of a choice counts over all prompts, as OpenAI's API does."""
+
+    def __init__(
+        self, request_id: str, params: SamplingParams, priority: int, cancel: Callable[[Generation], None]
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.priority = priority
+        self.generations: list[Generation] = []
+        self._cancel = cancel
+        self._items: deque[tuple[int, Chunk] | Exception] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._num_open = 0
+
+    # --- for the service ---
+
+    def add(self, generation: Generation) -> None:
+        generation.open_choices = set(range(self.params.n))
+        self.generations.append(generation)
+        self._num_open += self.params.n
+
+    def put(self, generation: Generation, chunk: Chunk) -> None:
+        self._items.append((generation.position * self.params.n + chunk.index, chunk))
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The consumer gets `error` after what it has not read yet."""
+        self._items.append(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- for the consumer ---
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.generations) * self.params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts; each counts once, whatever `n` is."""
+        return sum(generation.num_prompt_tokens for generation in self.generations)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(generation.num_output_tokens for generation in self.generations)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(one.metrics.num_cached_tokens for one in self.generations if one.metrics is not None)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether there is something to read by then."""
+        if not self._items:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
+            await self._waiter
+            if timer is not None:
+                timer.cancel()
+        return bool(self._items)
+
+    def read(self) -> list[tuple[int, Chunk]]:
+        """All that has arrived, as (choice, chunk). Raises what failed, once everything before it is read."""
+        chunks: list[tuple[int, Chunk]] = []
+        while self._items:
+            item = self._items[0]
+            if isinstance(item, Exception):
+                if chunks:
+                    break
+                raise item
+            chunks.append(item)
+            self._items.popleft()
+            if item[1].finish_reason is not None:
+                self._num_open -= 1
+        return chunks
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all that will come has been read."""
+        return self._num_open <= 0 and not self._items
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
+        while not self.is_finished:
+            await self.wait()
+            for item in self.read():
+                yield item
+
+    def cancel(self) -> None:
+        """Ends whatever still runs. Idempotent."""
+        for generation in self.generations:
+            self._cancel(generation)
+
+
