@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_COUNT = 2**31 - 1  # what generators of schemas write for "any number"
@@ -35,3 +35,31 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
                     pending += item.values()
                 elif key not in _DATA:
                     pending.append(item)
+
+
+def with_moved_references(schema: Any, where: str) -> Any:
+    """A schema whose references within itself still lead there when it stands at `where` in another.
+
+    `where` is a JSON pointer such as `#/properties/x`. A part that has an `$id` is a document of its own, and
+    stays. ValueError if the schema is nested too deeply.
+    """
+    try:
+        return _moved(schema, where)
+    except RecursionError:
+        raise ValueError("The JSON schema is nested too deeply.") from None
+
+
+def _moved(schema: Any, where: str) -> Any:
+    if isinstance(schema, list):
+        return [_moved(item, where) for item in schema]
+    if not isinstance(schema, Mapping) or "$id" in schema:
+        return schema
+    moved: dict[str, Any] = {}
+    for key, item in schema.items():
+        if key == "$ref" and isinstance(item, str) and (item == "#" or item.startswith("#/")):
+            moved[key] = where + item[1:]
+        elif key in _BY_NAME and isinstance(item, Mapping):
+            moved[key] = {name: _moved(part, where) for name, part in item.items()}
+        else:
+            moved[key] = item if key in _DATA else _moved(item, where)
+    return moved
