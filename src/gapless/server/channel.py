@@ -86,4 +86,5 @@ def pack_ids(token_ids: Any) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype=np.int32).tolist()
+    token_ids: list[int] = np.frombuffer(data, dtype=np.int32).tolist()
+    return token_ids

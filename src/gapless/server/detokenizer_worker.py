@@ -90,25 +90,28 @@ class Generation:
             _metrics(self._builder.output.metrics) if is_last else None,
         )
 
-    def _take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+    def _take_prompt_logprobs(self) -> list[TokenLogprobs] | None:
         if not self._has_prompt_logprobs:
             return None
         self._has_prompt_logprobs = False  # they are complete before the first token, and told with it
+        output = self._builder.output
         return [
-            None if position is None else self._logprobs(position)
-            for position in self._builder.output.prompt_logprobs or ()
+            [TokenLogprob(token_id, None, 0, self._piece(token_id))]
+            if position is None
+            else self._logprobs(position)
+            for token_id, position in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
         ]
 
     def _logprobs(self, position: LogprobsOfPosition) -> TokenLogprobs:
         return [
             TokenLogprob(
-                token_id,
-                one.logprob if math.isfinite(one.logprob) else None,
-                one.rank,
-                self._tokenizer.token_to_piece(token_id) if token_id < self._tokenizer.vocab_size else b"",
+                token_id, one.logprob if math.isfinite(one.logprob) else None, one.rank, self._piece(token_id)
             )
             for token_id, one in position.items()
         ]
+
+    def _piece(self, token_id: int) -> bytes:
+        return self._tokenizer.token_to_piece(token_id) if token_id < self._tokenizer.vocab_size else b""
 
 
 def _metrics(metrics: RequestMetrics) -> Metrics:

@@ -41,8 +41,8 @@ from gapless.server.messages import (
     Stats,
     StepEvent,
     Submit,
-    Token,
     ToEngine,
+    Token,
     UseDetokenizer,
 )
 from gapless.server.process import Settings, lifeline_has_ended
@@ -99,7 +99,9 @@ class Outbox:
 class RequestSink:
     """Turns one request's events into messages. Called on the engine's threads, one call at a time."""
 
-    def __init__(self, number: int, put: Callable[[list[StepEvent]], None], on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self, number: int, put: Callable[[list[StepEvent]], None], on_end: Callable[[int], None]
+    ) -> None:
         self._number = number
         self._put = put
         self._on_end = on_end
@@ -115,9 +117,7 @@ class RequestSink:
             )
         for event in events:
             if isinstance(event, TokenEvent):
-                messages.append(
-                    Token(number, event.choice, event.token_id, event.time_s, event.logprob, event.rank, event.top)
-                )
+                messages.append(_token(number, event))
             elif isinstance(event, PromptLogprobsEvent):
                 messages.append(PromptLogprob(number, *event))
             else:
@@ -131,8 +131,19 @@ class RequestSink:
         if not self._num_open:
             self._on_end(self._number)
         return Ended(
-            self._number, event.choice, event.reason.value, event.time_s, event.message, request.num_preemptions
+            self._number,
+            event.choice,
+            event.reason.value,
+            event.time_s,
+            event.message,
+            request.num_preemptions,
         )
+
+
+def _token(number: int, event: TokenEvent) -> Token:
+    if event.logprob is None:
+        return Token(number, event.choice, event.token_id, event.time_s)
+    return Token(number, event.choice, event.token_id, event.time_s, event.logprob, event.rank, event.top)
 
 
 class EngineWorker:
@@ -296,12 +307,12 @@ class _Progress:
 
 async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
+    ended: asyncio.Future[Any] = loop.create_future()
     loop.add_reader(sys.stdin.fileno(), _look_at_lifeline, ended)
     channel: AsyncChannel[ToEngine] = AsyncChannel(ToEngine, connect=settings.address)
     progress = _Progress(lambda message: loop.call_soon_threadsafe(channel.send, message))
-    loading = loop.run_in_executor(None, start, settings.engine, progress)
-    await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
+    loading: asyncio.Future[Any] = loop.run_in_executor(None, start, settings.engine, progress)
+    await asyncio.wait({loading, ended}, return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
         return
     try:
@@ -314,7 +325,7 @@ async def _serve(settings: Settings) -> None:
     worker = EngineWorker(runtime, channel, Outbox(loop))
     channel.send(EngineReady(facts_of(runtime, settings.engine)))
     serving = asyncio.create_task(worker.serve())
-    await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()  # it ends by an error alone
     serving.cancel()
@@ -322,7 +333,7 @@ async def _serve(settings: Settings) -> None:
     await asyncio.to_thread(runtime.close)
 
 
-def _look_at_lifeline(ended: asyncio.Future[None]) -> None:
+def _look_at_lifeline(ended: asyncio.Future[Any]) -> None:
     if lifeline_has_ended() and not ended.done():
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         ended.set_result(None)

@@ -19,9 +19,7 @@ def failure_of(error: Exception) -> Failure:
 
 def error_of(failure: Failure) -> errors.GaplessError:
     """The exception that a failure describes."""
-    kind = getattr(errors, failure.kind, InternalError)
+    kind: type[errors.GaplessError] = getattr(errors, failure.kind, InternalError)
     if issubclass(kind, errors.InvalidRequestError):
         return kind(failure.message, param=failure.param)
-    if issubclass(kind, errors.GaplessError):
-        return kind(failure.message)
-    return InternalError(failure.message)
+    return kind(failure.message)

@@ -18,7 +18,7 @@ import msgspec
 from gapless.sampling import SamplingParams
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Message(msgspec.Struct, array_like=True, gc=False):
     """Base of all messages."""
 
 
@@ -261,8 +261,10 @@ Step: TypeAlias = list[StepEvent]
 
 
 class TokenLogprob(Message):
+    """A token and how likely it was. `rank` 0: it is the first of a prompt, and nothing precedes it."""
+
     token_id: int
-    logprob: float | None  # None: not finite
+    logprob: float | None  # None: not finite, or rank 0
     rank: int
     piece: bytes
 
@@ -295,7 +297,7 @@ class Chunk(Message):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     metrics: Metrics | None = None
     """With the last chunk of a generation."""
     error: str | None = None

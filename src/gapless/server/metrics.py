@@ -13,8 +13,46 @@ if TYPE_CHECKING:
     from gapless.server.messages import Chunk, Metrics, ModelFacts, Stats
     from gapless.server.stream import Generation
 
-_LATENCY_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_TOKEN_TIME_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+_LATENCY_BUCKETS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_TOKEN_TIME_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+)
 _E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
@@ -25,7 +63,11 @@ _GAUGES = (
 )
 _COUNTERS = (
     ("vllm:num_preemptions", "Sequences that gave their blocks to others.", "num_preemptions"),
-    ("vllm:prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.", "num_prompt_tokens"),
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens that were looked for in the prefix cache.",
+        "num_prompt_tokens",
+    ),
     ("vllm:prefix_cache_hits", "Prompt tokens that were found there.", "num_cached_tokens"),
     ("gapless:steps", "Steps of the executor.", "num_steps"),
     ("gapless:step_rows", "Rows (tokens) that steps have computed.", "num_rows"),
@@ -43,7 +85,10 @@ class ServerMetrics:
         self._gauges = {key: self._gauge(name, text) for name, text, key in _GAUGES}
         self._counters = {key: self._counter(name, text) for name, text, key in _COUNTERS}
         self._last_values: dict[str, float] = {}
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+        self._has_told_cache = False
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of requests that have ended."
+        )
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens that were generated.")
         self._success = Counter(
             "vllm:request_success",
@@ -51,8 +96,12 @@ class ServerMetrics:
             [*self._labels, "finished_reason"],
             registry=self.registry,
         )
-        self._refused = self._counter("gapless:requests_refused", "Requests refused because the queue was full.")
-        self._restarts = self._counter("gapless:worker_restarts", "Processes that died and were started again.")
+        self._refused = self._counter(
+            "gapless:requests_refused", "Requests refused because the queue was full."
+        )
+        self._restarts = self._counter(
+            "gapless:worker_restarts", "Processes that died and were started again."
+        )
         self._token_gap = Gauge(
             "gapless:token_gap_seconds",
             "Time between two steps, over the latest ones.",
@@ -60,17 +109,33 @@ class ServerMetrics:
             registry=self.registry,
         )
         histogram = self._histogram
-        self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S)
-        self._itl = histogram("vllm:inter_token_latency_seconds", "Between the tokens of a choice.", _TOKEN_TIME_BUCKETS_S)
+        self._ttft = histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S
+        )
+        self._itl = histogram(
+            "vllm:inter_token_latency_seconds", "Between the tokens of a choice.", _TOKEN_TIME_BUCKETS_S
+        )
         self._tpot = histogram(
             "vllm:request_time_per_output_token_seconds", "Mean of a request's tokens.", _TOKEN_TIME_BUCKETS_S
         )
-        self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _E2E_BUCKETS_S)
-        self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the slot.", _E2E_BUCKETS_S)
-        self._prefill = histogram("vllm:request_prefill_time_seconds", "From the slot to the first token.", _E2E_BUCKETS_S)
-        self._decode = histogram("vllm:request_decode_time_seconds", "From first to last token.", _E2E_BUCKETS_S)
-        self._prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _COUNT_BUCKETS)
-        self._output_length = histogram("vllm:request_generation_tokens", "New tokens of a request.", _COUNT_BUCKETS)
+        self._e2e = histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _E2E_BUCKETS_S
+        )
+        self._queue = histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the slot.", _E2E_BUCKETS_S
+        )
+        self._prefill = histogram(
+            "vllm:request_prefill_time_seconds", "From the slot to the first token.", _E2E_BUCKETS_S
+        )
+        self._decode = histogram(
+            "vllm:request_decode_time_seconds", "From first to last token.", _E2E_BUCKETS_S
+        )
+        self._prompt_length = histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _COUNT_BUCKETS
+        )
+        self._output_length = histogram(
+            "vllm:request_generation_tokens", "New tokens of a request.", _COUNT_BUCKETS
+        )
         self._rate = RateMeter()
 
     def chunk(self, generation: Generation, chunk: Chunk) -> None:
@@ -146,14 +211,18 @@ class ServerMetrics:
         self._last_values.clear()
 
     def _tell_cache(self, facts: ModelFacts) -> None:
-        if "vllm:cache_config_info" not in self.registry._names_to_collectors:
+        if not self._has_told_cache:
+            self._has_told_cache = True
             labels = {
                 "block_size": str(facts.block_size),
                 "num_gpu_blocks": str(facts.num_blocks),  # vLLM's name on every kind of device
                 "cache_dtype": facts.kv_dtype,
             }
             info = Gauge(
-                "vllm:cache_config_info", "Shape of the KV cache.", [*self._labels, *labels], registry=self.registry
+                "vllm:cache_config_info",
+                "Shape of the KV cache.",
+                [*self._labels, *labels],
+                registry=self.registry,
             )
             info.labels(**self._labels, **labels).set(1)
 
@@ -186,7 +255,9 @@ class RateMeter:
     def per_second(self, now_s: float) -> float:
         """Over the whole seconds before this one."""
         second = int(now_s)
-        return sum(n for at, n in self._counts.items() if second - self.WINDOW_S < at < second) / (self.WINDOW_S - 1)
+        return sum(n for at, n in self._counts.items() if second - self.WINDOW_S < at < second) / (
+            self.WINDOW_S - 1
+        )
 
 
 def kv_usage(values: Mapping[str, float]) -> float:

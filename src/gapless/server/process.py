@@ -37,7 +37,13 @@ class Settings(msgspec.Struct, frozen=True):
 
 def command(role: Role, settings: Settings) -> list[str]:
     """The command line of a worker."""
-    return [sys.executable, "-m", "gapless.server.process", role.value, msgspec.json.encode(settings).decode()]
+    return [
+        sys.executable,
+        "-m",
+        "gapless.server.process",
+        role.value,
+        msgspec.json.encode(settings).decode(),
+    ]
 
 
 def lifeline_has_ended() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -75,6 +76,7 @@ class Service:
         self.facts: ModelFacts | None = None
         self.tokenizer_facts: TokenizerReady | None = None
         self.loaded_share = 0.0
+        self.started = int(time.time())
         self._on_fatal = on_fatal
         self._numbers = itertools.count(1)
         self._open: dict[int, Generation] = {}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gapless.sampling import SamplingParams
-
 from gapless.server.messages import Chunk, Metrics, Prompt
 
 
@@ -147,5 +146,3 @@ class Stream:
         """Ends whatever still runs. Idempotent."""
         for generation in self.generations:
             self._cancel(generation)
-
-

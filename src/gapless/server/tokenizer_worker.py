@@ -86,7 +86,9 @@ class TokenizerWorker:
                 "This model has no tokens for filling in text, so it can't take a suffix.", param="suffix"
             )
         before, after = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
-        bos = [] if not tokenizer.add_bos_token or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        bos = (
+            [] if not tokenizer.add_bos_token or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        )
         return [*bos, fim.prefix_id, *before, fim.suffix_id, *after, fim.middle_id]
 
     def _check_length(self, prompt: Prompt, max_tokens: int) -> None:
@@ -122,8 +124,8 @@ def _texts(prompt: Prompt) -> Iterator[str]:
 
 def load(settings: Settings) -> Tokenizer:
     """The model's tokenizer, with the operator's chat template if there is one."""
-    with open_checkpoint(hub.resolve(settings.engine.model)) as checkpoint:
-        tokenizer = load_tokenizer(checkpoint)
+    # The checkpoint stays open as long as the process runs: the tokenizer reads its vocabulary from it.
+    tokenizer = load_tokenizer(open_checkpoint(hub.resolve(settings.engine.model)))
     if settings.chat_template is not None:
         special = {} if tokenizer.chat_template is None else tokenizer.chat_template.special_tokens
         tokenizer.chat_template = ChatTemplate(Path(settings.chat_template).read_text("utf-8"), special)

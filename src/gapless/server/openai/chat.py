@@ -1,0 +1,379 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from gapless.errors import InvalidRequestError
+from gapless.sampling import StructuredOutputs
+from gapless.server.errors import HttpError
+from gapless.server.messages import Chat, TokenLogprobs
+from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
+from gapless.server.openai.logprobs import chat_logprobs
+from gapless.server.parsing import (
+    ChatOutputParser,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    Tags,
+    ToolCallStart,
+    find_reasoning_tags,
+    find_tool_format,
+    reasoning_tags,
+    tool_choice_schema,
+    tool_format,
+)
+from gapless.server.responses import (
+    Collector,
+    EventFormatter,
+    EventResponse,
+    GenerationResponse,
+    Items,
+    WholeResponse,
+)
+from gapless.server.sampling import SamplingFields, refuse_unsupported
+from gapless.server.service import Service
+from gapless.server.stream import Stream
+
+MAX_TOP_LOGPROBS = 20
+
+_UNSUPPORTED = {
+    "audio": "This server generates text.",
+    "continue_final_message": "Use /v1/completions to continue a text.",
+    "function_call": "Use tool_choice.",
+    "functions": "Use tools.",
+    "prediction": "Leave it out.",
+    "web_search_options": "Give the results in a message instead.",
+}
+_RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation; the chat template sees all of its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any] | str] | None = None
+
+
+class ChatTool(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "function"
+    function: dict[str, Any]
+
+
+class ChatRequest(SamplingFields):
+    """OpenAI's chat request, with vLLM's additions."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    modalities: list[str] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets beside messages and tools."""
+        variables = dict(self.chat_template_kwargs or {})
+        for name in _RESERVED_VARIABLES:
+            if name in variables:
+                raise InvalidRequestError(
+                    f"chat_template_kwargs must not have {name!r}: it is a field of the request.",
+                    param="chat_template_kwargs",
+                )
+        for name in ("reasoning_effort", "documents"):
+            if (value := getattr(self, name)) is not None:
+                variables.setdefault(name, value)
+        return variables
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are wanted of each token, if any."""
+        if self.top_logprobs is not None:
+            if not self.logprobs:
+                raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+            if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+                raise InvalidRequestError(
+                    f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, but it is {self.top_logprobs}.",
+                    param="top_logprobs",
+                )
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools the model sees, how its calls are read, and what constrains it to make one."""
+
+    tools: list[dict[str, Any]] | None = None
+    format: str | None = None
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+    constraint: StructuredOutputs | None = None
+
+
+def tool_use(request: ChatRequest, template: str, forced_format: str | None) -> ToolUse:
+    """What `tools` and `tool_choice` ask for. InvalidRequestError if they do not fit each other."""
+    choice = request.tool_choice
+    tools = [tool.model_dump() for tool in request.tools or ()]
+    for index, tool in enumerate(tools):
+        if tool["type"] != "function" or not isinstance(tool["function"].get("name"), str):
+            raise InvalidRequestError(
+                f"tools[{index}] must be of type 'function' and have a function with a name.",
+                param=f"tools[{index}]",
+            )
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise InvalidRequestError(
+            f"tool_choice is {choice!r:.100}; known are none, auto, required, and a function.",
+            param="tool_choice",
+        )
+    parallel = request.parallel_tool_calls is not False
+    if choice == "required" or isinstance(choice, dict):
+        schema, name = tool_choice_schema(tools, choice, parallel)
+        constraint = StructuredOutputs(json=schema)
+    elif choice == "none" or not tools:
+        return ToolUse()
+    else:
+        name, constraint = forced_format or tool_format(template), None
+    names = tuple(tool["function"]["name"] for tool in tools)
+    return ToolUse(tools, name, names, parallel, constraint)
+
+
+@dataclass
+class Choice:
+    """One answer, as far as it has been written."""
+
+    parser: ChatOutputParser
+    has_started: bool = False
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finish_reason_of(self, reason: str) -> str:
+        return "tool_calls" if reason == "stop" and self.parser.has_tool_calls else reason
+
+
+class Choices:
+    """The choices of a stream, each with a parser of its own. `new_parser` is asked when the first text comes:
+    by then it is known how the prompt ends."""
+
+    def __init__(self, new_parser: Callable[[], ChatOutputParser]) -> None:
+        self._new_parser = new_parser
+        self._choices: dict[int, Choice] = {}
+
+    def __getitem__(self, index: int) -> Choice:
+        if (choice := self._choices.get(index)) is None:
+            choice = self._choices[index] = Choice(self._new_parser())
+        return choice
+
+    def in_order(self) -> list[tuple[int, Choice]]:
+        return sorted(self._choices.items())
+
+
+class ChatCollector(Collector):
+    """A whole chat completion."""
+
+    def __init__(
+        self, head: Mapping[str, Any], stream: Stream, choices: Choices, num_logprobs: int | None
+    ) -> None:
+        self._head = {**head, "object": "chat.completion"}
+        self._stream = stream
+        self._choices = choices
+        self._num_logprobs = num_logprobs
+
+    def push(self, items: Items) -> None:
+        for index, chunk in items:
+            choice = self._choices[index]
+            deltas = choice.parser.push(chunk.text)
+            if chunk.logprobs is not None and self._num_logprobs is not None:
+                choice.logprobs += chat_logprobs(chunk.logprobs, self._num_logprobs)
+            if chunk.finish_reason is not None:
+                deltas = [*deltas, *choice.parser.finish()]
+                choice.finish_reason = choice.finish_reason_of(chunk.finish_reason)
+                choice.stop_reason = chunk.stop_reason
+            for delta in deltas:
+                _add(choice, delta)
+
+    def result(self) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": [self._choice(index, choice) for index, choice in self._choices.in_order()],
+            "usage": usage_of(self._stream),
+        }
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        content = "".join(choice.content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
+        if choice.tool_calls:
+            message["tool_calls"] = choice.tool_calls
+            message["content"] = content or None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if self._num_logprobs is None else {"content": choice.logprobs, "refusal": None},
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+
+def _add(choice: Choice, delta: Delta) -> None:
+    if isinstance(delta, ContentDelta):
+        choice.content.append(delta.text)
+    elif isinstance(delta, ReasoningDelta):
+        choice.reasoning.append(delta.text)
+    elif isinstance(delta, ToolCallStart):
+        function = {"name": delta.name, "arguments": ""}
+        choice.tool_calls.append({"id": delta.id, "type": "function", "function": function})
+    else:
+        choice.tool_calls[delta.index]["function"]["arguments"] += delta.text
+
+
+class ChatEvents(EventFormatter):
+    """A chat completion, event by event."""
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        stream: Stream,
+        choices: Choices,
+        num_logprobs: int | None,
+        include_usage: bool,
+    ) -> None:
+        self._stream = stream
+        self._choices = choices
+        self._num_logprobs = num_logprobs
+        self._include_usage = include_usage
+        self._writer = EventWriter({**head, "object": "chat.completion.chunk"}, include_usage)
+
+    def push(self, items: Items) -> bytes:
+        data: list[bytes] = []
+        for index, chunk in items:
+            choice = self._choices[index]
+            if not choice.has_started:
+                choice.has_started = True
+                data.append(self._event(index, {"role": "assistant", "content": ""}))
+            deltas = choice.parser.push(chunk.text)
+            if chunk.finish_reason is not None:
+                deltas = [*deltas, *choice.parser.finish()]
+            data += self._deltas(index, deltas, chunk.logprobs)
+            if chunk.finish_reason is not None:
+                reason = choice.finish_reason_of(chunk.finish_reason)
+                data.append(self._event(index, {}, None, reason, chunk.stop_reason))
+        return b"".join(data)
+
+    def finish(self) -> bytes:
+        return (self._writer.usage(self._stream) if self._include_usage else b"") + DONE
+
+    def error(self, error: HttpError) -> bytes:
+        return error_event(error)
+
+    def _deltas(self, index: int, deltas: list[Delta], logprobs: list[TokenLogprobs] | None) -> list[bytes]:
+        shown = None
+        if logprobs and self._num_logprobs is not None:
+            shown = {"content": chat_logprobs(logprobs, self._num_logprobs), "refusal": None}
+        fields = [_delta_fields(delta) for delta in deltas]
+        if not fields and shown is not None:  # its text is held back
+            fields = [{"content": ""}]
+        return [self._event(index, one, None if place else shown) for place, one in enumerate(fields)]
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        if stop_reason is not None:
+            choice["stop_reason"] = stop_reason
+        return self._writer.choice(choice)
+
+
+def _delta_fields(delta: Delta) -> dict[str, Any]:
+    if isinstance(delta, ContentDelta):
+        return {"content": delta.text}
+    if isinstance(delta, ReasoningDelta):
+        return {"reasoning_content": delta.text}
+    if isinstance(delta, ToolCallStart):
+        function = {"name": delta.name, "arguments": ""}
+        return {
+            "tool_calls": [{"index": delta.index, "id": delta.id, "type": "function", "function": function}]
+        }
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+
+
+class ChatStyle:
+    """How the model marks its thoughts and its tool calls: by the operator's word, or by its chat template."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        facts = service.tokenizer_facts
+        self.template = "" if facts is None else facts.chat_template
+        self.tool_format = config.tool_call_parser and find_tool_format(config.tool_call_parser).name
+        self.reasoning: Tags | None = (
+            find_reasoning_tags(config.reasoning_parser)
+            if config.reasoning_parser
+            else reasoning_tags(self.template)
+        )
+
+    def parsers(self, stream: Stream, tools: ToolUse) -> Choices:
+        """The choices of a stream."""
+
+        def new_parser() -> ChatOutputParser:
+            inside = self.reasoning is not None and self.reasoning.opened_by(stream.generations[0].tail)
+            # What a schema constrains to be a call has no thoughts around it.
+            reasoning = None if tools.constraint is not None else self.reasoning
+            return ChatOutputParser(reasoning, inside, tools.format, tools.names, tools.parallel)
+
+        return Choices(new_parser)
+
+
+def chat_completion(service: Service, request: ChatRequest, request_id: str) -> GenerationResponse:
+    """Answers a chat request. InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken."""
+    facts = service.require_ready()
+    refuse_unsupported(request.model_extra or {}, _UNSUPPORTED)
+    if any(modality != "text" for modality in request.modalities or ()):
+        raise InvalidRequestError("modalities can be ['text'] alone.", param="modalities")
+    style = ChatStyle(service)
+    tools = tool_use(request, style.template, style.tool_format)
+    constraint = request.constraint()
+    if tools.constraint is not None and constraint is not None:
+        raise InvalidRequestError("tool_choice and response_format exclude each other.", param="tool_choice")
+    num_logprobs = request.num_logprobs()
+    params = request.sampling_params(
+        facts.generation_defaults, logprobs=num_logprobs, structured_outputs=tools.constraint or constraint
+    )
+    prompt = Chat(
+        [message.model_dump(exclude_unset=True) for message in request.messages],
+        tools.tools,
+        request.template_variables(),
+        request.add_generation_prompt is not False,
+    )
+    stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
+    choices = style.parsers(stream, tools)
+    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
+    timeout_s = service.config.request_timeout_s
+    if request.stream:
+        events = ChatEvents(head, stream, choices, num_logprobs, request.include_usage)
+        return EventResponse(stream, events, timeout_s)
+    return WholeResponse(stream, ChatCollector(head, stream, choices, num_logprobs), timeout_s)

@@ -1,0 +1,70 @@
+"""The paths of OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gapless.server.errors import ModelNotFoundError
+from gapless.server.openai.chat import ChatRequest, chat_completion
+from gapless.server.openai.completions import CompletionRequest, completion
+from gapless.server.service import Service
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+def service_of(request: Request) -> Service:
+    """The server's service."""
+    service: Service = request.app.state.service
+    return service
+
+
+def check_model(service: Service, model: str | None) -> None:
+    """ModelNotFoundError unless the request names the model that is served, or none."""
+    if model is not None and model != service.model_name:
+        raise ModelNotFoundError(
+            f"The model {model!r:.200} does not exist here. This server has {service.model_name!r}.",
+            param="model",
+        )
+
+
+@router.get("/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The model that is served."""
+    return {"object": "list", "data": [_model(service_of(request))]}
+
+
+@router.get("/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """The model of that name."""
+    service = service_of(request)
+    check_model(service, name)
+    return _model(service)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "gapless",
+        "root": str(service.model_path),
+        "max_model_len": None if service.facts is None else service.facts.max_model_len,
+    }
+
+
+@router.post("/chat/completions", response_model=None)
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    """Answers a conversation."""
+    service = service_of(request)
+    check_model(service, body.model)
+    return chat_completion(service, body, request.state.request_id)
+
+
+@router.post("/completions", response_model=None)
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    """Completes texts."""
+    service = service_of(request)
+    check_model(service, body.model)
+    return await completion(service, body, request.state.request_id)
