@@ -9,7 +9,7 @@ from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.server.parsing import ToolCallArguments, ToolCallStart, tool_choice_schema, tool_format
 from helpers_parsing import content, parsed
 
-# What Qwen2.5-Coder answered to questions about the weather, the time and mails, and what is to be found in it.
+# What Qwen2.5-Coder answered to questions about weather, time and mails, and what is to be found in it.
 OUTPUTS = json.loads((Path(__file__).parents[1] / "data" / "tool_calls.json").read_text(encoding="utf-8"))
 WEATHER = {
     "type": "function",
