@@ -82,6 +82,8 @@ class PieceParser(ABC):
             if self._ended or (rest and not any(word.startswith(rest) for word in words)):
                 self._at = end
                 return
+            if self._text[end - 1 : end].isspace():
+                self._at = end  # whatever follows, this stays read: a long run is not read again and again
             yield
 
     def _take(self, word: str) -> Steps[bool]:
