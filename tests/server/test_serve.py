@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
 from helpers_server import RunningServer, is_alive
 
 pytestmark = pytest.mark.models

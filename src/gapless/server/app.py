@@ -26,7 +26,10 @@ _PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 
 
 def make_app(config: ServerConfig, on_fatal: Callable[[GaplessError], None]) -> FastAPI:
-    """The application of one server. `on_fatal` learns why it cannot go on. LoadError if there is no such model."""
+    """The application of one server. `on_fatal` learns why it cannot go on.
+
+    LoadError if there is no such model.
+    """
     service = Service(config, on_fatal)
 
     @asynccontextmanager

@@ -9,8 +9,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 def connection_class(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's connection, closed if a request's head is not there `header_timeout_s` after its first byte, or after
-    the connection was made."""
+    """uvicorn's connection, closed if a request's head is not there in time.
+
+    That is `header_timeout_s` after its first byte, or after the connection was made.
+    """
 
     class Connection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None

@@ -193,11 +193,8 @@ class DetokenizerWorker:
 
 def _waiting(socket: zmq.Socket[bytes]) -> Iterator[bytes]:
     """All messages that are there now."""
-    while True:
-        try:
-            yield socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return
+    while socket.poll(0):
+        yield socket.recv()
 
 
 def run(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names where they mean the same, so that dashboards work; our own where they do not."""
+"""Prometheus metrics: vLLM's names where they mean the same, so that dashboards work; else our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What surrounds every request: identity, access log, key, limits of the body. Plain ASGI: streams pass unbuffered."""
+"""What surrounds every request: identity, access log, key, limits of the body.
+
+Plain ASGI, so that streams pass unbuffered.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ class BodyLimits:
     def _too_large(self) -> HttpError:
         return status_error(
             413,
-            f"The request's body is larger than {self._max_bytes} bytes, the server's limit (--max-body-mib).",
+            f"The request's body is larger than {self._max_bytes} bytes, the limit (--max-body-mib).",
         )
 
 

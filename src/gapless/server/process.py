@@ -1,8 +1,8 @@
 """Entry of the server's worker processes: `python -m gapless.server.process ROLE SETTINGS`.
 
-A worker ends when its standard input does. That is its lifeline: it closes when the front end lets go of it, and
-also when the front end is killed. Signals are the front end's business: a worker that got the same SIGTERM could
-not finish what it does.
+A worker ends when its standard input does. That is its lifeline: it closes when the front end lets go of it,
+and also when the front end is killed. Signals are the front end's business: a worker that ended by the same
+SIGTERM could not finish what it does.
 """
 
 from __future__ import annotations

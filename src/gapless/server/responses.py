@@ -19,7 +19,7 @@ from gapless.server.stream import ClientGoneError, Stream
 
 logger = logging.getLogger("gapless.server")
 
-# A comment is sent this often to a client that waits for its first token, lest a proxy gives the connection up.
+# A comment is sent this often to a client that waits for its first token, lest a proxy gives up.
 _HEARTBEAT_S = 15.0
 
 Items = list[tuple[int, Chunk]]  # (choice, chunk)
@@ -151,7 +151,7 @@ class EventResponse(GenerationResponse):
     async def _respond(self, send: Send) -> None:
         stream, formatter = self._stream, self._formatter
         while not stream.is_finished:
-            # Once tokens flow, they are the heartbeat: a timer for each of them would cost more than it gives.
+            # Once tokens flow, they are the heartbeat: a timer for each of them would cost too much.
             if not await stream.wait(None if stream.num_output_tokens else _HEARTBEAT_S):
                 await self._send(send, formatter.heartbeat)
                 continue

@@ -38,7 +38,7 @@ def serve(config: ServerConfig) -> None:
         find_tool_format(config.tool_call_parser)  # a wrong name is said at once
     if config.reasoning_parser is not None:
         find_reasoning_tags(config.reasoning_parser)
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     app = make_app(config, end)
     listener = _listen(config.host, config.port)
     server = uvicorn.Server(
@@ -86,8 +86,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """uvicorn has handlers of its own while it runs. These are for signals that come before, and for those that it
-    raises again at its end, as if nobody had answered them."""
+    """uvicorn has handlers of its own while it runs. These are for signals that come before, and for those
+    that it raises again at its end, as if nobody had answered them."""
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True

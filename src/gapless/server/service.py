@@ -1,4 +1,4 @@
-"""The front end's side of the worker processes: requests go in, chunks come out, whatever happens to a process."""
+"""The front end's side of the worker processes: requests go in, chunks come out, whatever dies."""
 
 from __future__ import annotations
 
@@ -233,9 +233,9 @@ class Service:
         if self._num_sequences + num_sequences > limit:
             self.metrics.refused()
             raise QueueFullError(
-                f"{self._num_sequences} sequences run or wait, and this request has {num_sequences} more; the server "
-                f"takes at most {limit} ({facts.max_num_seqs} running, {self.config.max_queue} waiting). Try again "
-                "later."
+                f"{self._num_sequences} sequences run or wait, and this request has {num_sequences} more; "
+                f"the server takes at most {limit} ({facts.max_num_seqs} running, "
+                f"{self.config.max_queue} waiting). Try again later."
             )
 
     def _open_one(self, stream: Stream, position: int, prompt: PromptOrIds, params: SamplingParams) -> None:

@@ -1,4 +1,4 @@
-"""What one HTTP request generates: a generation for each of its prompts, and what they gain, in order of arrival."""
+"""What one HTTP request generates: a generation for each of its prompts, and what they gain."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from gapless.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 
 logger = logging.getLogger("gapless.server")
 
-# Texts longer than this are encoded in pieces until it is clear that they fit: encoding takes a second for a MB.
+# Texts longer than this are encoded in pieces until it is clear that they fit: a MB takes a second.
 _PIECE_CHARACTERS = 1 << 16
 _TAIL_TOKENS = 16
 
@@ -100,8 +100,8 @@ class TokenizerWorker:
                 num_tokens += len(self._tokenizer.encode(piece)) - 1  # the cut may have parted one token
                 if num_tokens > max_tokens:
                     raise ContextLengthError(
-                        f"The prompt has more than {num_tokens} tokens, but prompt and output together may have "
-                        f"at most {max_tokens}. Shorten it.",
+                        f"The prompt has more than {num_tokens} tokens, but prompt and output together "
+                        f"may have at most {max_tokens}. Shorten it.",
                         param="messages" if isinstance(prompt, Chat) else "prompt",
                     )
 

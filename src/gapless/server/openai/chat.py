@@ -171,8 +171,10 @@ class Choice:
 
 
 class Choices:
-    """The choices of a stream, each with a parser of its own. `new_parser` is asked when the first text comes:
-    by then it is known how the prompt ends."""
+    """The choices of a stream, each with a parser of its own.
+
+    `new_parser` is asked when the first text comes: by then it is known how the prompt ends.
+    """
 
     def __init__(self, new_parser: Callable[[], ChatOutputParser]) -> None:
         self._new_parser = new_parser
@@ -323,7 +325,7 @@ def _delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 class ChatStyle:
-    """How the model marks its thoughts and its tool calls: by the operator's word, or by its chat template."""
+    """How the model marks its thoughts and its tool calls: by the operator's word or its chat template."""
 
     def __init__(self, service: Service) -> None:
         config = service.config
@@ -349,7 +351,10 @@ class ChatStyle:
 
 
 def chat_completion(service: Service, request: ChatRequest, request_id: str) -> GenerationResponse:
-    """Answers a chat request. InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken."""
+    """Answers a chat request.
+
+    InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken.
+    """
     facts = service.require_ready()
     refuse_unsupported(request.model_extra or {}, _UNSUPPORTED)
     if any(modality != "text" for modality in request.modalities or ()):

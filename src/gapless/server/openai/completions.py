@@ -172,14 +172,17 @@ class CompletionEvents(EventFormatter):
 
 
 async def completion(service: Service, request: CompletionRequest, request_id: str) -> GenerationResponse:
-    """Answers a completion request. InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken."""
+    """Answers a completion request.
+
+    InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken.
+    """
     facts = service.require_ready()
     refuse_unsupported(request.model_extra or {}, _UNSUPPORTED)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequestError("best_of is not supported beyond n. Use n, and choose.", param="best_of")
     prompts = _prompts(request)
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    # `max_tokens: 0` with `echo` asks for the prompt's log-probabilities alone: a token is generated, and not shown.
+    # `max_tokens: 0` with `echo` asks for the prompt's log-probabilities alone: one token is made and hidden.
     hides_output = max_tokens == 0 and bool(request.echo)
     params = request.sampling_params(
         facts.generation_defaults,
