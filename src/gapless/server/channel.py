@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 import zmq
-import zmq.asyncio
 
 T = TypeVar("T")
+
+logger = logging.getLogger("gapless.server")
 
 # The kernel's limit of a socket's path is 107 bytes.
 _MAX_FOLDER_BYTES = 80
@@ -61,23 +64,49 @@ class Codec(Generic[T]):
 
 
 class AsyncChannel(Generic[T]):
-    """One end of a two-way channel, on an event loop. `kind`: the type of what is received."""
+    """One end of a two-way channel, on the event loop that runs.
 
-    def __init__(self, kind: Any, *, bind: str | None = None, connect: str | None = None) -> None:
-        self._socket: zmq.asyncio.Socket = zmq.asyncio.Socket.from_socket(
-            open_socket(zmq.DEALER, bind=bind, connect=connect)
-        )
+    `on_message` gets what comes, of type `kind`.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        on_message: Callable[[T], None],
+        *,
+        bind: str | None = None,
+        connect: str | None = None,
+    ) -> None:
+        self._socket = open_socket(zmq.DEALER, bind=bind, connect=connect)
         self._codec: Codec[T] = Codec(kind)
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._receive)
+        self._loop.call_soon(self._receive)
 
     def send(self, message: Any) -> None:
-        """Never blocks: the socket's queue is unbounded."""
-        zmq.Socket.send(self._socket, self._codec.encode(message), zmq.NOBLOCK)
-
-    async def receive(self) -> T:
-        return self._codec.decode(await self._socket.recv())
+        """Never blocks: the socket's queue is unbounded. zmq.Again if nobody is at the other end."""
+        self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        # The socket's descriptor tells of a change once, to whoever looks first: that may be this call.
+        if self._has_message():
+            self._loop.call_soon(self._receive)
 
     def close(self) -> None:
-        self._socket.close()
+        """Idempotent."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close()
+
+    def _receive(self) -> None:
+        while self._has_message():
+            message = self._codec.decode(self._socket.recv(zmq.NOBLOCK))
+            try:
+                self._on_message(message)
+            except Exception:  # what one message does must not keep the next from being read
+                logger.exception("A message could not be handled: %.200r", message)
+
+    def _has_message(self) -> bool:
+        return not self._socket.closed and bool(self._socket.poll(0))
 
 
 def pack_ids(token_ids: Any) -> bytes:

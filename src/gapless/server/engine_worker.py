@@ -159,16 +159,12 @@ class EngineWorker:
         self._pool = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="gapless-constraints")
         self._loop = asyncio.get_running_loop()
 
-    async def serve(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            self._take(await self._channel.receive())
-
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._outbox.close()
 
-    def _take(self, message: ToEngine) -> None:
+    def take(self, message: ToEngine) -> None:
+        """Does what the front end asks."""
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Cancel):
@@ -309,7 +305,13 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
     loop.add_reader(sys.stdin.fileno(), _look_at_lifeline, ended)
-    channel: AsyncChannel[ToEngine] = AsyncChannel(ToEngine, connect=settings.address)
+    worker: EngineWorker | None = None
+
+    def take(message: ToEngine) -> None:
+        assert worker is not None, "the front end speaks when it has been spoken to"
+        worker.take(message)
+
+    channel: AsyncChannel[ToEngine] = AsyncChannel(ToEngine, take, connect=settings.address)
     progress = _Progress(lambda message: loop.call_soon_threadsafe(channel.send, message))
     loading: asyncio.Future[Any] = loop.run_in_executor(None, start, settings.engine, progress)
     await asyncio.wait({loading, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -324,11 +326,8 @@ async def _serve(settings: Settings) -> None:
         return
     worker = EngineWorker(runtime, channel, Outbox(loop))
     channel.send(EngineReady(facts_of(runtime, settings.engine)))
-    serving = asyncio.create_task(worker.serve())
-    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        serving.result()  # it ends by an error alone
-    serving.cancel()
+    await ended
+    channel.close()
     worker.close()
     await asyncio.to_thread(runtime.close)
 

@@ -117,35 +117,25 @@ class Worker(Generic[T]):
     async def _run_once(self) -> GaplessError | None:
         """One life of the process; its last words, if it had any."""
         address = f"ipc://{Path(self._folder, f'{self.name}-{self.num_restarts}')}"
-        self._channel = AsyncChannel(self._kind, bind=address)
+        fatal: list[GaplessError] = []
+        self._channel = AsyncChannel(self._kind, lambda message: self._take(message, fatal), bind=address)
         arguments = command(self.role, self._make_settings(address))
         self._process = process = await asyncio.create_subprocess_exec(
             *arguments, stdin=asyncio.subprocess.PIPE
         )
-        fatal: list[GaplessError] = []
-        reading = asyncio.create_task(self._read(self._channel, fatal))
-        try:
-            status = await process.wait()
-        finally:
-            reading.cancel()
+        status = await process.wait()
         if not fatal:
             cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             logger.error("The %s (process %d) ended with %s", self.name, process.pid, cause)
         return fatal[0] if fatal else None
 
-    async def _read(self, channel: AsyncChannel[T], fatal: list[GaplessError]) -> None:
-        while True:
-            message = await channel.receive()
-            if isinstance(message, Fatal):
-                fatal.append(error_of(message.failure))
-                assert self._process is not None
-                assert self._process.stdin is not None
-                self._process.stdin.close()
-                continue
-            try:
-                self._on_message(self, message)
-            except Exception:
-                logger.exception("A message of the %s could not be handled", self.name)
+    def _take(self, message: T, fatal: list[GaplessError]) -> None:
+        if not isinstance(message, Fatal):
+            self._on_message(self, message)
+            return
+        fatal.append(error_of(message.failure))
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _close_channel(self) -> None:
         if self._channel is not None:
