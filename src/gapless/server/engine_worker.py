@@ -16,19 +16,30 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import zmq
 
 from gapless import _native
 from gapless.config import EngineConfig
 from gapless.engine import Engine
-from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent
-from gapless.engine.request import Request
+from gapless.engine.events import (
+    EmbeddingEvent,
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    RequestEvent,
+    TokenEvent,
+)
+from gapless.engine.request import Request, Sink
+from gapless.errors import InvalidRequestError
 from gapless.runtime import Runtime, start
+from gapless.sampling import Pooling
 from gapless.server.channel import AsyncChannel, Codec, open_socket, pack_ids, unpack_ids
 from gapless.server.failures import failure_of
 from gapless.server.messages import (
     AskStats,
     Cancel,
+    Embedded,
     Ended,
     EngineReady,
     Entered,
@@ -120,7 +131,7 @@ class RequestSink:
                 messages.append(_token(number, event))
             elif isinstance(event, PromptLogprobsEvent):
                 messages.append(PromptLogprob(number, *event))
-            else:
+            elif isinstance(event, FinishEvent):
                 messages.append(self._ended(request, event))
         self._put(messages)
 
@@ -138,6 +149,23 @@ class RequestSink:
             event.message,
             request.num_preemptions,
         )
+
+
+class EmbeddingSink:
+    """The same for a prompt that is embedded: one message, when it has ended."""
+
+    def __init__(self, number: int, on_end: Callable[[Embedded], None]) -> None:
+        self._number = number
+        self._on_end = on_end
+        self._vector: bytes | None = None
+
+    def __call__(self, request: Request, events: list[RequestEvent]) -> None:
+        for event in events:
+            if isinstance(event, EmbeddingEvent):
+                self._vector = event.vector.astype(np.float32).tobytes()
+            elif isinstance(event, FinishEvent):
+                error = event.message if event.reason is FinishReason.ERROR else ""
+                self._on_end(Embedded(self._number, self._vector, error))
 
 
 def _token(number: int, event: TokenEvent) -> Token:
@@ -203,18 +231,31 @@ class EngineWorker:
             message.params,
             request_id=message.request_id,
             priority=message.priority,
+            pooling=self._pooling() if message.is_embedding else None,
         )
         request.arrival_s = message.arrival_s
         return request
+
+    def _pooling(self) -> Pooling:
+        if (own := self._engine.limits.pooling) is None:
+            raise InvalidRequestError(
+                "This model wants its texts pooled in a way that Gapless does not have."
+            )
+        return own
 
     def _start(self, message: Submit, make: Callable[[], Request]) -> None:
         number = message.number
         try:
             request = make()
             self._requests[number] = request
-            # Ahead of the first token: both go through the same outbox.
-            self._outbox.put([_opened(message, request)])
-            self._engine.start(request, RequestSink(number, self._outbox.put, self._ended_in_thread))
+            sink: Sink
+            if message.is_embedding:
+                sink = EmbeddingSink(number, self._embedded_in_thread)
+            else:
+                # Ahead of the first token: both go through the same outbox.
+                self._outbox.put([_opened(message, request)])
+                sink = RequestSink(number, self._outbox.put, self._ended_in_thread)
+            self._engine.start(request, sink)
         except Exception as error:
             self._requests.pop(number, None)
             self._outbox.put([Ended(number, 0, FinishReason.ERROR.value, time.perf_counter(), str(error))])
@@ -222,6 +263,10 @@ class EngineWorker:
 
     def _ended_in_thread(self, number: int) -> None:
         self._loop.call_soon_threadsafe(self._requests.pop, number, None)
+
+    def _embedded_in_thread(self, message: Embedded) -> None:
+        self._ended_in_thread(message.number)
+        self._loop.call_soon_threadsafe(self._channel.send, message)
 
     def _cancel(self, message: Cancel) -> None:
         if message.number in self._compiling:

@@ -3,7 +3,7 @@
 The front end starts every generation, and gives it a number that is never used again:
 
     front end ── Encode, Decode ──► tokenizer ── Encoded, Decoded, Refused ──► front end
-    front end ── Submit, Cancel, AskStats ──► engine ── Ready, Loading, Refused, Stats ──► front end
+    front end ── Submit, Cancel, AskStats ──► engine ── Loading, Refused, Stats, Embedded ──► front end
     engine ── Step (of Opened, Entered, Token, …) ──► detokenizer ── Chunks ──► front end
 
 Times are seconds of the monotonic clock, which all processes of a machine share.
@@ -56,7 +56,13 @@ class FillIn(Message, tag=3):
     suffix: str
 
 
-Prompt: TypeAlias = Text | Chat | FillIn
+class Whole(Message, tag=4):
+    """A text that nothing follows: one to embed. Control tokens in it are text."""
+
+    text: str
+
+
+Prompt: TypeAlias = Text | Chat | FillIn | Whole
 
 
 class Encode(Message, tag=1):
@@ -115,12 +121,15 @@ FromTokenizer: TypeAlias = TokenizerReady | Encoded | Decoded | Refused | Fatal
 
 
 class Submit(Message, tag=1):
+    """A prompt to continue, or to embed."""
+
     number: int
     request_id: str
     token_ids: bytes  # int32
     params: SamplingParams
     priority: int = 0
     arrival_s: float = 0.0
+    is_embedding: bool = False
 
 
 class Cancel(Message, tag=2):
@@ -140,16 +149,7 @@ class UseDetokenizer(Message, tag=4):
     address: str
 
 
-class Embed(Message, tag=5):
-    """Asks for the embedding of a text, pooled and normalised."""
-
-    number: int
-    request_id: str
-    token_ids: bytes  # int32
-    arrival_s: float = 0.0
-
-
-ToEngine: TypeAlias = Submit | Cancel | AskStats | UseDetokenizer | Embed
+ToEngine: TypeAlias = Submit | Cancel | AskStats | UseDetokenizer
 
 
 class ModelFacts(Message):
@@ -191,9 +191,11 @@ class Stats(Message, tag=6):
 
 
 class Embedded(Message, tag=7):
+    """The end of a prompt that was embedded: its vector, or none if it was cancelled."""
+
     number: int
-    vector: bytes  # float32
-    num_tokens: int
+    vector: bytes | None  # float32 [hidden_size]
+    error: str = ""
 
 
 FromEngine: TypeAlias = Loading | EngineReady | Refused | Fatal | Stats | Embedded
@@ -302,6 +304,7 @@ class Chunk(Message):
     """With the last chunk of a generation."""
     error: str | None = None
     """The engine failed under the generation; this is its last chunk."""
+    embedding: bytes | None = None  # float32 [hidden_size]
 
 
 class Chunks(Message, tag=1):

@@ -172,6 +172,12 @@ class ServerMetrics:
             self._prefill.observe(metrics.ttft_s - metrics.queue_s)
             self._decode.observe(metrics.e2e_s - metrics.ttft_s)
 
+    def embedded(self, num_prompt_tokens: int) -> None:
+        """A prompt was embedded."""
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_length.observe(num_prompt_tokens)
+        self.finished("stop", 1)
+
     def refused(self) -> None:
         """A request came too many."""
         self._refused.inc()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gapless import hub
+from gapless.engine.events import FinishReason
 from gapless.errors import EngineError, GaplessError, InvalidRequestError, TemplateError
 from gapless.sampling import SamplingParams
 from gapless.server.channel import pack_ids, socket_folder
@@ -26,6 +27,7 @@ from gapless.server.messages import (
     Decode,
     Decoded,
     DetokenizerReady,
+    Embedded,
     Encode,
     Encoded,
     EngineReady,
@@ -189,14 +191,17 @@ class Service:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        is_embedding: bool = False,
     ) -> Stream:
         """Starts prompts and returns at once: what is wrong with one of them, reading the stream tells.
+
+        With `is_embedding` they are embedded instead of continued: each gives one chunk.
 
         NotReadyError, QueueFullError, or InvalidRequestError for a prompt that cannot be sent.
         """
         facts = self.require_ready()
         self._check_queue(facts, len(prompts) * params.n)
-        stream = Stream(request_id or uuid.uuid4().hex, params, priority, self._cancel)
+        stream = Stream(request_id or uuid.uuid4().hex, params, priority, self._cancel, is_embedding)
         try:
             for position, prompt in enumerate(prompts):
                 self._open_one(stream, position, prompt, params)
@@ -281,6 +286,7 @@ class Service:
                 generation.params,
                 stream.priority,
                 generation.arrival_s,
+                stream.is_embedding,
             ),
         )
 
@@ -356,6 +362,9 @@ class Service:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(message)
+        elif isinstance(message, Embedded):
+            if (generation := self._open.get(message.number)) is not None:
+                self._embedded(generation, message)
         elif isinstance(message, Refused) and (generation := self._open.get(message.number)) is not None:
             self._fail(generation, error_of(message.failure))
 
@@ -384,6 +393,15 @@ class Service:
             generation.metrics = chunk.metrics
             self.metrics.ended(chunk.metrics)
             self._close(generation)
+        generation.stream.put(generation, chunk)
+
+    def _embedded(self, generation: Generation, message: Embedded) -> None:
+        if message.vector is None:
+            self._fail(generation, EngineError(message.error or "The embedding was not made."))
+            return
+        self.metrics.embedded(generation.num_prompt_tokens)
+        self._close(generation)
+        chunk = Chunk(generation.number, 0, "", 0, FinishReason.STOP.value, embedding=message.vector)
         generation.stream.put(generation, chunk)
 
     # --- deaths ---

@@ -55,11 +55,17 @@ class Stream:
     """Chunks for one consumer. `index` of a choice counts over all prompts, as OpenAI's API does."""
 
     def __init__(
-        self, request_id: str, params: SamplingParams, priority: int, cancel: Callable[[Generation], None]
+        self,
+        request_id: str,
+        params: SamplingParams,
+        priority: int,
+        cancel: Callable[[Generation], None],
+        is_embedding: bool = False,
     ) -> None:
         self.request_id = request_id
         self.params = params
         self.priority = priority
+        self.is_embedding = is_embedding
         self.generations: list[Generation] = []
         self._cancel = cancel
         self._items: deque[tuple[int, Chunk] | Exception] = deque()

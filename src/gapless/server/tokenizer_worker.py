@@ -29,6 +29,7 @@ from gapless.server.messages import (
     Text,
     TokenizerReady,
     ToTokenizer,
+    Whole,
 )
 from gapless.server.process import Settings, lifeline_has_ended
 from gapless.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
@@ -81,6 +82,8 @@ class TokenizerWorker:
             return tokenizer.encode_chat(
                 prompt.messages, prompt.tools, prompt.add_generation_prompt, **prompt.variables
             )
+        if isinstance(prompt, Whole):
+            return tokenizer.encode_whole(prompt.text)
         if (fim := tokenizer.fim_tokens) is None:
             raise InvalidRequestError(
                 "This model has no tokens for filling in text, so it can't take a suffix.", param="suffix"
@@ -107,7 +110,7 @@ class TokenizerWorker:
 
 
 def _texts(prompt: Prompt) -> Iterator[str]:
-    if isinstance(prompt, Text):
+    if isinstance(prompt, Text | Whole):
         yield prompt.text
     elif isinstance(prompt, FillIn):
         yield prompt.prefix

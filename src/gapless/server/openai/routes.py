@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from gapless.server.errors import ModelNotFoundError
 from gapless.server.openai.chat import ChatRequest, chat_completion
 from gapless.server.openai.completions import CompletionRequest, completion
+from gapless.server.openai.embeddings import EmbeddingRequest, embeddings
 from gapless.server.service import Service
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -68,3 +69,11 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     service = service_of(request)
     check_model(service, body.model)
     return await completion(service, body, request.state.request_id)
+
+
+@router.post("/embeddings", response_model=None)
+async def embed(request: Request, body: EmbeddingRequest) -> Response:
+    """Texts as vectors."""
+    service = service_of(request)
+    check_model(service, body.model)
+    return embeddings(service, body, request.state.request_id)
