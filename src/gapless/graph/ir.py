@@ -328,8 +328,8 @@ class Quantize(Node):
 class Graph:
     """Nodes in order of execution; `logits` is the result.
 
-    `states` [logit rows, hidden_size] is what the logits are computed from, after the last norm. Embeddings are
-    pooled from it; for them no more of the nodes on logit rows are run than those up to the one that makes it.
+    `states` [logit rows, hidden_size] is what the logits are computed from, after the last norm. Embeddings
+    are pooled from it; for them, the nodes on logit rows are run no further than to the one that makes it.
     """
 
     nodes: tuple[Node, ...]

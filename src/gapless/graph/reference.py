@@ -19,7 +19,8 @@ F32: TypeAlias = Any  # float32 arrays; numpy does not keep the type through its
 
 
 class Reference:
-    """A sequence in the making: each `run` takes its next tokens and returns logits, `states` final states."""
+    """A sequence in the making: each `run` takes its next tokens and returns logits, each `states` final
+    states."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, F32], cache_type: type = np.float32) -> None:
         """`weights`: float32 arrays by neutral name, shaped as the graph says.
