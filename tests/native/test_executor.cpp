@@ -403,6 +403,20 @@ std::vector<float> embedded_alone(const std::vector<int32_t>& tokens, Pooling po
   return outcome.embeddings[1];
 }
 
+void test_state_sum() {
+  const auto pooled = [](const std::vector<std::vector<float>>& states, bool normalize) {
+    StateSum sum;
+    for (const std::vector<float>& state : states)
+      sum.add(*default_kernels().elementwise, state.data(), int(state.size()));
+    return sum.take(normalize);
+  };
+  CHECK((pooled({{1, 2, 3}, {3, 2, 1}}, false) == std::vector<float>{2, 2, 2}));
+  CHECK((pooled({{0x3p100f, 0x4p100f}}, true) == std::vector<float>{0.6f, 0.8f}));  // the squares have no f32
+  CHECK((pooled({{0, 0}}, true) == std::vector<float>{0, 0}));
+  CHECK(pooled({{1, 2}, {INFINITY, 0}}, true).empty());
+  CHECK(pooled({{NAN, 2}}, false).empty());
+}
+
 // The mean adds up the states that the beginnings of the prompt end in, in their order.
 void test_embeddings_are_pooled_states() {
   const std::vector<int32_t> tokens = prompt(128, 5);  // the whole context: nothing follows
@@ -609,6 +623,7 @@ int main() {
   test_shared_blocks();
   test_masks();
   test_prefill_order();
+  test_state_sum();
   test_embeddings_are_pooled_states();
   test_embeddings_have_the_same_bits_everywhere();
   test_embeddings_wait_end_and_begin_again();
