@@ -120,7 +120,7 @@ class RequestSink:
                 messages.append(_token(number, event))
             elif isinstance(event, PromptLogprobsEvent):
                 messages.append(PromptLogprob(number, *event))
-            else:
+            elif isinstance(event, FinishEvent):
                 messages.append(self._ended(request, event))
         self._put(messages)
 
