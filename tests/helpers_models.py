@@ -40,6 +40,14 @@ def reference_logits(
     return np.concatenate([sequence.run(step) for step in steps])
 
 
+def reference_states(path: Path, tokens: Array, cache_type: type = np.float32) -> Array:
+    """The final states of all tokens [num_tokens, hidden_size], by the numpy reference."""
+    with open_checkpoint(path) as checkpoint:
+        network = describe(checkpoint)
+        weights = {name: read_f32(checkpoint, source) for name, source in network.sources.items()}
+    return Reference(network.graph, weights, cache_type).states(tokens)
+
+
 def relative_error(found: Array, wanted: Array) -> float:
     """Largest difference, relative to the largest number."""
     assert found.shape == wanted.shape

@@ -24,7 +24,8 @@ std::vector<T> to_vector(const Array& array) {
   return std::vector<T>(array.data(), array.data() + array.size());
 }
 
-// A new numpy array [rows, cols] that owns its memory; `data` points to it.
+// A new numpy array that owns its memory; `data` points to it.
+nb::object new_vector(int64_t size, float*& data);
 nb::object new_matrix(int64_t rows, int64_t cols, float*& data);
 
 void bind_weights(nb::module_& m);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -44,6 +45,14 @@ KvDtype kv_dtype_from_name(const std::string& name) {
   if (name == "bf16") return KvDtype::bf16;
   if (name == "int8") return KvDtype::int8;
   throw std::invalid_argument("kv_dtype is '" + name + "'; known: f16, bf16, int8");
+}
+
+Pooling pooling_from_name(const std::string& name) {
+  if (name == "none") return Pooling::none;
+  if (name == "last") return Pooling::last;
+  if (name == "mean") return Pooling::mean;
+  if (name == "cls") return Pooling::cls;
+  throw std::invalid_argument("pooling is '" + name + "'; known: none, last, mean, cls");
 }
 
 // A Program under construction; `build` hands it over.
@@ -154,13 +163,16 @@ void bind_program(nb::module_& m) {
           "gather", [](PB& b, int x, int out) { add_gather(b.program(), x, out); }, nb::arg("x"), nb::arg("out"))
       .def(
           "softcap", [](PB& b, int x, float cap) { add_softcap(b.program(), x, cap); }, nb::arg("x"), nb::arg("cap"))
+      .def(
+          "states", [](PB& b, int x) { b.program().mark_states(x); }, nb::arg("x"))
       .def("build", &PB::build, nb::arg("arena_bytes"), nb::arg("logits"));
 }
 
 void init_sampling(SlotSampling* self, int max_tokens, float temperature, int top_k, float top_p, float min_p,
                    float repetition_penalty, float presence_penalty, float frequency_penalty, uint64_t seed,
                    std::vector<int32_t> stop_token_ids, int min_tokens, int num_logprobs, int num_prompt_logprobs,
-                   const std::optional<std::unordered_map<int32_t, float>>& logit_bias, bool constrained) {
+                   const std::optional<std::unordered_map<int32_t, float>>& logit_bias, bool constrained,
+                   const std::string& pooling, bool normalize) {
   new (self) SlotSampling;
   self->params.temperature = temperature;
   self->params.top_k = top_k;
@@ -177,6 +189,8 @@ void init_sampling(SlotSampling* self, int max_tokens, float temperature, int to
   self->stop_token_ids = std::move(stop_token_ids);
   self->num_prompt_logprobs = num_prompt_logprobs;
   self->constrained = constrained;
+  self->pooling = pooling_from_name(pooling);
+  self->normalize = normalize;
 }
 
 nb::object to_python(const Event& event) {
@@ -195,6 +209,12 @@ nb::object to_python(const Event& event) {
       return logprobs(nb::make_tuple("token", event.sequence_id, event.value));
     case Event::Kind::prompt_logprobs:
       return logprobs(nb::make_tuple("prompt_logprobs", event.sequence_id, event.value));
+    case Event::Kind::embedding: {
+      float* data = nullptr;
+      nb::object vector = new_vector(int64_t(event.embedding.size()), data);
+      std::copy(event.embedding.begin(), event.embedding.end(), data);
+      return nb::make_tuple("embedding", event.sequence_id, vector);
+    }
     case Event::Kind::prefilled:
       return nb::make_tuple("prefilled", event.sequence_id, event.value);
     case Event::Kind::finished:
@@ -213,7 +233,8 @@ void bind_executor(nb::module_& m) {
            nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f, nb::arg("repetition_penalty") = 1.0f,
            nb::arg("presence_penalty") = 0.0f, nb::arg("frequency_penalty") = 0.0f, nb::arg("seed") = 0,
            nb::arg("stop_token_ids") = std::vector<int32_t>(), nb::arg("min_tokens") = 0, nb::arg("num_logprobs") = -1,
-           nb::arg("num_prompt_logprobs") = -1, nb::arg("logit_bias") = nb::none(), nb::arg("constrained") = false);
+           nb::arg("num_prompt_logprobs") = -1, nb::arg("logit_bias") = nb::none(), nb::arg("constrained") = false,
+           nb::arg("pooling") = "none", nb::arg("normalize") = true);
 
   nb::class_<Executor>(m, "Executor")
       .def(

@@ -7,11 +7,26 @@
 
 namespace gapless::bindings {
 
-nb::object new_matrix(int64_t rows, int64_t cols, float*& data) {
-  data = new float[size_t(rows) * size_t(cols)];
+namespace {
+
+nb::object new_array(size_t num_dimensions, const size_t* shape, float*& data) {
+  size_t size = 1;
+  for (size_t i = 0; i < num_dimensions; ++i) size *= shape[i];
+  data = new float[size];
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float>(data, num_dimensions, shape, owner));
+}
+
+}  // namespace
+
+nb::object new_vector(int64_t size, float*& data) {
+  const size_t shape[1] = {size_t(size)};
+  return new_array(1, shape, data);
+}
+
+nb::object new_matrix(int64_t rows, int64_t cols, float*& data) {
   const size_t shape[2] = {size_t(rows), size_t(cols)};
-  return nb::cast(nb::ndarray<nb::numpy, float>(data, 2, shape, owner));
+  return new_array(2, shape, data);
 }
 
 }  // namespace gapless::bindings

@@ -86,13 +86,18 @@ void Executor::check_blocks(const std::vector<int32_t>& blocks) const {
 void Executor::check(const AdmitCommand& command) const {
   check_slot(command.slot);
   check_blocks(command.blocks);
-  check_range("prompt length", int64_t(command.token_ids.size()), 1, config_.max_seq_len - 1);
+  const Pooling pooling = command.sampling.pooling;
+  const int num_new = pooling == Pooling::none ? 1 : 0;  // tokens that follow at least
+  if (pooling != Pooling::none && program_->state_width() == 0)
+    throw std::invalid_argument("the program has no final states to make an embedding of");
+  check_range("prompt length", int64_t(command.token_ids.size()), 1, config_.max_seq_len - num_new);
   for (int32_t token : command.token_ids) check_range("token id", token, 0, vocab_size() - 1);
-  check_range("num_cached", command.num_cached, 0, int64_t(command.token_ids.size()) - 1);
+  const int64_t max_cached = needs_all_tokens(pooling) ? 0 : int64_t(command.token_ids.size()) - 1;
+  check_range("num_cached", command.num_cached, 0, max_cached);
   check_range("blocks for num_cached", int64_t(command.blocks.size()), num_blocks_for(command.num_cached),
               max_blocks_per_seq_);
   check_range("num_prompt", command.num_prompt, -1, int64_t(command.token_ids.size()));
-  check_range("max_tokens", command.sampling.max_tokens, 1, std::numeric_limits<int32_t>::max());
+  check_range("max_tokens", command.sampling.max_tokens, num_new, std::numeric_limits<int32_t>::max());
   for (int32_t token : command.sampling.stop_token_ids) check_range("stop token id", token, 0, vocab_size() - 1);
   for (const auto& [token, bias] : command.sampling.params.logit_bias)
     check_range("logit_bias token id", token, 0, vocab_size() - 1);
@@ -286,6 +291,8 @@ void Executor::apply(MaskCommand& command) {
 bool Executor::compose() {
   step_.clear();
   tasks_.clear();
+  state_slots_.clear();
+  embedded_.clear();
   for (const DecodeRow& row : next_rows_) {
     const int index = step_.num_rows();
     step_.sequences.push_back({index, 1, row.position, block_row(row.slot)});
@@ -369,6 +376,14 @@ void Executor::add_rows(int slot_index, int num_rows) {
     step_.positions.push_back(position);
     step_.blocks.push_back(table[position / kKvBlockTokens]);
     const bool is_last = position + 1 == int(slot.tokens.size());
+    if (const Pooling pooling = slot.sampling.pooling; pooling != Pooling::none) {
+      if (takes_state(pooling, position, int(slot.tokens.size()))) {
+        step_.state_rows.push_back(first_row + i);
+        state_slots_.push_back(slot_index);
+      }
+      if (is_last) embedded_.push_back(slot_index);
+      continue;
+    }
     const bool prompt_logprob = slot.sampling.num_prompt_logprobs >= 0 && position + 1 < slot.num_prompt;
     if (is_last || prompt_logprob) {
       step_.logit_rows.push_back(first_row + i);
@@ -387,6 +402,7 @@ void Executor::run_step() {
     slots_[index].num_computed += sequence.num_rows;
     report_prefill(slots_[index], sequence.num_rows);
   }
+  pool_states();
   const int num_logit_rows = int(step_.logit_rows.size());
   for (int first = 0; first < num_logit_rows; first += program_->max_logit_rows()) {
     const int count = std::min(program_->max_logit_rows(), num_logit_rows - first);
@@ -398,7 +414,29 @@ void Executor::run_step() {
   if (num_logit_rows == 0) forward_end_ = Clock::now();
 }
 
-// Blocks that have been filled can be shared from now on. The end of a prefill is told by its token.
+// The states of embedded prompts, summed in the order of their tokens.
+void Executor::pool_states() {
+  const int num_rows = int(step_.state_rows.size());
+  for (int first = 0; first < num_rows; first += program_->max_logit_rows()) {
+    const int count = std::min(program_->max_logit_rows(), num_rows - first);
+    program_->run_states(step_, first, count, cache_, pool_);
+    for (int i = 0; i < count; ++i) {
+      Slot& slot = slots_[size_t(state_slots_[size_t(first + i)])];
+      slot.states.add(*program_->kernels().elementwise, program_->states(i), program_->state_width());
+    }
+  }
+  for (int index : embedded_) finish_embedding(slots_[size_t(index)]);
+}
+
+void Executor::finish_embedding(Slot& slot) {
+  Event event(Event::Kind::embedding, slot.sequence_id);
+  event.embedding = slot.states.take(slot.sampling.normalize);
+  if (event.embedding.empty()) return finish(slot, FinishReason::error);
+  unpublished_.push_back(std::move(event));
+  finish(slot, FinishReason::stop);
+}
+
+// Blocks that have been filled can be shared from now on. The end of a prefill is told by its token (or embedding).
 void Executor::report_prefill(const Slot& slot, int num_rows) {
   const bool more_to_come = slot.num_computed < int(slot.tokens.size());
   if (more_to_come && slot.num_computed / kKvBlockTokens > (slot.num_computed - num_rows) / kKvBlockTokens)

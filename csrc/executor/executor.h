@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "executor/kv_cache.h"
+#include "executor/pooling.h"
 #include "executor/program.h"
 #include "executor/sampler.h"
 #include "executor/step.h"
@@ -33,14 +34,16 @@ enum class FinishReason : uint8_t { stop, length, abort, error, preempted };
 
 const char* finish_reason_name(FinishReason reason);
 
-// Everything that decides how one slot is sampled and when it ends.
+// Everything that decides what comes of one slot and when it ends.
 struct SlotSampling {
   SamplingParams params;
   int max_tokens = 1;
   int min_tokens = 0;  // stop tokens can't be sampled before that many
   std::vector<int32_t> stop_token_ids;
-  int num_prompt_logprobs = -1;  // -1: none
-  bool constrained = false;      // every token is sampled under a mask of its own (MaskCommand), or not at all
+  int num_prompt_logprobs = -1;     // -1: none
+  bool constrained = false;         // every token is sampled under a mask of its own (MaskCommand), or not at all
+  Pooling pooling = Pooling::none;  // else: nothing is sampled; the prompt is embedded, and that is the end
+  bool normalize = true;            // the embedding gets length 1
 };
 
 struct AdmitCommand {
@@ -80,7 +83,7 @@ using Command =
     std::variant<AdmitCommand, ExtendCommand, CancelCommand, PreemptCommand, TargetTpotCommand, MaskCommand>;
 
 struct Event {
-  enum class Kind : uint8_t { token, prompt_logprobs, prefilled, finished, blocks_low, failed };
+  enum class Kind : uint8_t { token, prompt_logprobs, embedding, prefilled, finished, blocks_low, failed };
   explicit Event(Kind kind, uint64_t sequence_id = 0, int32_t value = 0)
       : kind(kind), sequence_id(sequence_id), value(value) {}
 
@@ -93,6 +96,7 @@ struct Event {
   bool has_logprob = false;
   TokenLogprob logprob{};  // of the token (or of the prompt token at that position)
   std::vector<TokenLogprob> top;
+  std::vector<float> embedding;
   std::string message;  // failed
 };
 
@@ -170,6 +174,7 @@ class Executor {
     SlotSampling sampling;
     TokenCounts counts;
     std::unordered_set<int32_t> stop_ids;
+    StateSum states;
 
     int num_output() const { return int(tokens.size()) - num_prompt; }
     bool has_mask() const { return !sampling.constrained || mask_index == num_output(); }
@@ -225,6 +230,8 @@ class Executor {
   int index_of(const Slot& slot) const { return int(&slot - slots_.data()); }
   void run_step();
   void report_prefill(const Slot& slot, int num_rows);
+  void pool_states();
+  void finish_embedding(Slot& slot);
   void take_masks(int first, int count);
   void sample_rows(int first, int count);
   void record_step(Clock::time_point begin, Clock::time_point end, float gap_us);
@@ -254,6 +261,8 @@ class Executor {
   std::vector<Allotment> allotments_;
   Step step_;
   std::vector<LogitTask> tasks_;
+  std::vector<int> state_slots_;  // whose state_rows they are
+  std::vector<int> embedded_;     // slots whose prompts end in this step
   std::vector<SampleResult> results_;
   std::vector<SampleResult> prompt_results_;
   std::vector<SamplerScratch> scratch_;  // per pool worker

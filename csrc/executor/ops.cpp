@@ -243,8 +243,7 @@ struct Gather final : Op {
   void run(RunContext& c) const override {
     const size_t bytes = size_t(c.program.buffer(x).row_bytes);
     for (int i = 0; i < c.num_logit_rows; ++i) {
-      const int row = c.step.logit_rows[size_t(c.first_logit_row + i)];
-      std::memcpy(c.program.row_of(out, i), c.program.row_of(x, row), bytes);
+      std::memcpy(c.program.row_of(out, i), c.program.row_of(x, c.logit_rows[i]), bytes);
     }
   }
 };

@@ -67,6 +67,14 @@ void Program::add_op(Domain domain, std::unique_ptr<Op> op) {
   (domain == Domain::token ? body_ : head_).push_back(std::move(op));
 }
 
+void Program::mark_states(int id) {
+  require(buffer(id).domain == Domain::logit, "final states are rows of the head");
+  require(!head_.empty(), "final states need an op that makes them");
+  states_buffer_ = id;
+  state_width_ = int(buffer(id).row_bytes / 4);
+  num_state_ops_ = head_.size();
+}
+
 void Program::finish(int64_t arena_bytes, int logits_buffer) {
   for (const Buffer& b : buffers_) {
     const int64_t rows = b.domain == Domain::token ? limits_.max_tokens : limits_.max_logit_rows;
@@ -126,8 +134,13 @@ void Program::run_body(const Step& step, const KVCache& cache, ThreadPool& pool)
 }
 
 void Program::run_head(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool) {
-  RunContext context{*this, step, cache, pool, kernels_, first, count};
+  RunContext context{*this, step, cache, pool, kernels_, step.logit_rows.data() + first, count};
   for (const auto& op : head_) op->run(context);
+}
+
+void Program::run_states(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool) {
+  RunContext context{*this, step, cache, pool, kernels_, step.state_rows.data() + first, count};
+  for (size_t i = 0; i < num_state_ops_; ++i) head_[i]->run(context);
 }
 
 }  // namespace gapless

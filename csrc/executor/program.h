@@ -24,7 +24,7 @@ struct RunContext {
   const KVCache& cache;
   ThreadPool& pool;
   const Kernels& kernels;
-  int first_logit_row = 0;  // head ops run on step.logit_rows[first_logit_row ...)
+  const int32_t* logit_rows = nullptr;  // rows of the step that head ops run on
   int num_logit_rows = 0;
 };
 
@@ -60,6 +60,8 @@ class Program {
   int add_attention(const AttentionShape& shape);  // the plan's index; equal shapes share one
   void add_op(Domain domain, std::unique_ptr<Op> op);
   void count_weight(const PackedWeight& weight);  // once, however many ops share it
+  // The ops of the head so far leave the final states (f32, after the last norm) of its rows in this logit buffer.
+  void mark_states(int buffer);
   // Ends the list and takes the arena.
   void finish(int64_t arena_bytes, int logits_buffer);
 
@@ -70,6 +72,7 @@ class Program {
   int max_logit_rows() const { return limits_.max_logit_rows; }
   int vocab_size() const { return limits_.vocab_size; }
   const KVShape& kv_shape() const { return limits_.kv; }
+  int state_width() const { return state_width_; }  // values of a final state; 0: not marked
   int64_t arena_bytes() const { return int64_t(arena_.size()); }
   int64_t weight_bytes() const { return weight_bytes_; }
   int num_ops() const { return int(body_.size() + head_.size()); }
@@ -82,7 +85,10 @@ class Program {
   void run_body(const Step& step, const KVCache& cache, ThreadPool& pool);
   // Logits of step.logit_rows[first, first + count), count <= max_logit_rows, into rows 0... of the logits buffer.
   void run_head(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool);
-  float* logits(int row) { return reinterpret_cast<float*>(row_of(logits_buffer_, row)); }
+  float* logits(int row) { return floats(logits_buffer_, row); }
+  // Final states of step.state_rows[first, first + count), count <= max_logit_rows. The head's logits are lost.
+  void run_states(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool);
+  const float* states(int row) const { return floats(states_buffer_, row); }
   const Kernels& kernels() const { return kernels_; }
 
   // ---- for ops ------------------------------------------------------------------------------------------------------
@@ -117,6 +123,8 @@ class Program {
   std::vector<Attention> attentions_;
   std::vector<std::unique_ptr<Op>> body_, head_;
   int logits_buffer_ = -1;
+  int states_buffer_ = -1, state_width_ = 0;
+  size_t num_state_ops_ = 0;  // of the head
   std::set<const PackedWeight*> counted_weights_;
   int64_t weight_bytes_ = 0;
   int64_t scratch_floats_ = 0;  // per worker

@@ -16,6 +16,7 @@ struct Step {
   std::vector<int32_t> blocks;  // per row: the cache block that takes this token
   std::vector<AttentionSequence> sequences;
   std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
+  std::vector<int32_t> state_rows;  // rows whose final states are wanted, ascending for each sequence
 
   int num_rows() const { return int(token_ids.size()); }
 
@@ -25,6 +26,7 @@ struct Step {
     blocks.clear();
     sequences.clear();
     logit_rows.clear();
+    state_rows.clear();
   }
 };
 

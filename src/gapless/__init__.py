@@ -8,15 +8,27 @@ if TYPE_CHECKING:
     from gapless.async_engine import AsyncEngine
     from gapless.config import EngineConfig
     from gapless.llm import LLM
-    from gapless.sampling import CompletionOutput, Logprob, RequestOutput, SamplingParams, StructuredOutputs
+    from gapless.sampling import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        Pooling,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutputs,
+    )
 
 
 __all__ = [
     "LLM",
     "AsyncEngine",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "Logprob",
+    "Pooling",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",

@@ -128,6 +128,9 @@ class ProgramBuilder:
         """Copies the rows that need logits from a token buffer to a logit buffer."""
     def softcap(self, x: int, cap: float) -> None:
         """x = cap * tanh(x / cap) in place."""
+    def states(self, x: int) -> None:
+        """Tells that the ops so far leave the final states of the head's rows, as f32, in logit buffer `x`.
+        Embeddings are pooled from them; without it there are none."""
     def build(self, arena_bytes: int, logits: int) -> Program:
         """Checks every op and ends the list. `logits` is the logit buffer [vocab_size] that the sampler
         reads."""
@@ -141,7 +144,10 @@ class Program:
     def num_ops(self) -> int: ...
 
 class Sampling:
-    """Sampling state of one slot; see gapless.SamplingParams for the meaning of the fields."""
+    """What is to come of one slot; see gapless.SamplingParams for the meaning of most fields.
+
+    `pooling` "last", "mean" or "cls": nothing is sampled, the prompt is embedded; `max_tokens` may be 0.
+    """
 
     def __init__(
         self,
@@ -161,6 +167,8 @@ class Sampling:
         num_prompt_logprobs: int = -1,
         logit_bias: dict[int, float] | None = None,
         constrained: bool = False,
+        pooling: str = "none",
+        normalize: bool = True,
     ) -> None: ...
 
 class Executor:
@@ -197,7 +205,7 @@ class Executor:
         """Occupies `slot` with a sequence; `blocks` cover at least the prompt plus one token, or the slot
         waits for `extend`. The first `num_cached` tokens are already in the cache. Tokens after the first
         `num_prompt` (-1: all) are output of a preempted sequence, which goes on. Lower `priority` prefills
-        first."""
+        first. Nothing can be cached of a prompt that is pooled by "mean" or "cls"."""
     def extend(self, slot: int, sequence_id: int, blocks: I32) -> None: ...
     def cancel(self, slot: int, sequence_id: int) -> None:
         """Ends with an `abort` event, unless the sequence has ended by then."""
@@ -214,6 +222,7 @@ class Executor:
 
         ("token", sequence_id, token_id, logprob | None, rank | None, top: list[(token_id, logprob)])
         ("prompt_logprobs", sequence_id, position, logprob, rank, top)      for prompt token `position` (1...)
+        ("embedding", sequence_id, vector)      of a prompt that is pooled: f32 [hidden_size]; "stop" follows
         ("prefilled", sequence_id, num_computed)  more blocks of a prompt are filled
         ("finished", sequence_id, reason, num_computed)   reason: "stop" | "length" | "abort" | "error" |
                                                 "preempted"; the slot is free, the keys and values of the

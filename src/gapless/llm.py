@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from gapless.config import EngineConfig
 from gapless.engine.choice import OutputBuilder
+from gapless.engine.embedding import EmbeddingBuilder
 from gapless.engine.events import RequestEvent
 from gapless.engine.handle import RequestHandle
 from gapless.engine.mailbox import Mailbox
@@ -17,13 +18,14 @@ from gapless.engine.request import Request
 from gapless.errors import EngineError, InvalidRequestError
 from gapless.progress import counting
 from gapless.runtime import LoadProgress, Runtime, start
-from gapless.sampling import RequestOutput, SamplingParams
+from gapless.sampling import EmbeddingRequestOutput, Pooling, RequestOutput, SamplingParams, check
 
 if TYPE_CHECKING:
     from gapless.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+_Builder: TypeAlias = "OutputBuilder | EmbeddingBuilder"
 
 
 class LLM:
@@ -107,10 +109,10 @@ class LLM:
         params = _params_of_each(sampling_params, len(batch))
         priorities = _priority_of_each(priority, len(batch))
         requests = [
-            self._request(prompt, one, its_priority)
+            self._request(prompt, one, priority=its_priority)
             for prompt, one, its_priority in zip(batch, params, priorities, strict=True)
         ]
-        return self._run(requests, use_tqdm)
+        return self._generate(requests, use_tqdm)
 
     def chat(
         self,
@@ -132,7 +134,33 @@ class LLM:
             self._chat_request(conversation, one, tools, add_generation_prompt, template_variables)
             for conversation, one in zip(conversations, params, strict=True)
         ]
-        return self._run(requests, use_tqdm)
+        return self._generate(requests, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling | str | None = None,
+        normalize: bool = True,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One prompt or many as vectors; results in the order of the prompts.
+
+        `outputs.embedding` is a float32 array [hidden_size]: the final state of the last token, the mean of
+        all tokens' or the first token's, by `pooling` "last", "mean" or "cls" (None: what the model's files
+        say, else "last"). It is a vector of length 1 unless `normalize` is False. Prompts have the forms that
+        `generate` takes; control tokens written in a text are text, and each may fill the context. If one is
+        wrong, nothing runs at all: InvalidRequestError or ContextLengthError. EngineError if the engine fails
+        or is closed meanwhile.
+        """
+        kind = self._pooling(pooling)
+        check.boolean("normalize", normalize)
+        requests = [
+            self._request(prompt, SamplingParams(), pooling=kind, normalize=normalize)
+            for prompt in _as_batch(prompts)
+        ]
+        builders = [EmbeddingBuilder(request) for request in requests]
+        self._run(builders, use_tqdm)
+        return [builder.output for builder in builders if builder.output is not None]
 
     def stream(
         self,
@@ -162,7 +190,7 @@ class LLM:
             token_ids = self.tokenizer.encode_chat(cast(Messages, prompt), None, True, **template_variables)
             request = self.engine.make_request(token_ids, params, request_id=request_id, priority=priority)
         else:
-            request = self._request(cast(Prompt, prompt), params, priority, request_id)
+            request = self._request(cast(Prompt, prompt), params, priority=priority, request_id=request_id)
         handle = RequestHandle(request, self.tokenizer, self.engine.cancel)
         self.engine.start(request)
         return handle
@@ -179,9 +207,18 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _request(
-        self, prompt: Prompt, params: SamplingParams, priority: int = 0, request_id: str | None = None
-    ) -> Request:
+    def _pooling(self, wish: Pooling | str | None) -> Pooling:
+        if wish is not None:
+            return Pooling.of(wish)
+        if (own := self.engine.limits.pooling) is None:
+            raise InvalidRequestError(
+                "The model's files ask for a pooling that Gapless does not have: choose one by `pooling`.",
+                param="pooling",
+            )
+        return own
+
+    def _request(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
+        """`options` are those of `Engine.make_request`."""
         if isinstance(prompt, Mapping):
             if len(keys := {"prompt", "prompt_token_ids"} & set(prompt)) != 1:
                 raise InvalidRequestError(
@@ -189,11 +226,12 @@ class LLM:
                 )
             prompt = cast("str | Sequence[int]", prompt[keys.pop()])
         if not isinstance(prompt, str):
-            return self.engine.make_request(prompt, params, request_id=request_id, priority=priority)
-        token_ids = self.tokenizer.encode(prompt, add_special_tokens=True, parse_special=True)
-        return self.engine.make_request(
-            token_ids, params, prompt=prompt, request_id=request_id, priority=priority
-        )
+            return self.engine.make_request(prompt, params, **options)
+        if options.get("pooling") is not None:
+            token_ids = self.tokenizer.encode_whole(prompt)
+        else:
+            token_ids = self.tokenizer.encode(prompt, add_special_tokens=True, parse_special=True)
+        return self.engine.make_request(token_ids, params, prompt=prompt, **options)
 
     def _chat_request(
         self,
@@ -206,37 +244,39 @@ class LLM:
         token_ids = self.tokenizer.encode_chat(messages, tools, add_generation_prompt, **template_variables)
         return self.engine.make_request(token_ids, params)
 
-    def _run(self, requests: Sequence[Request], use_tqdm: bool | None) -> list[RequestOutput]:
+    def _generate(self, requests: Sequence[Request], use_tqdm: bool | None) -> list[RequestOutput]:
+        builders = [OutputBuilder(request, self.tokenizer, self.engine.cancel) for request in requests]
+        self._run(builders, use_tqdm)
+        return [builder.output for builder in builders]
+
+    def _run(self, builders: Sequence[_Builder], use_tqdm: bool | None) -> None:
         """Runs checked requests to their ends. They are all cancelled if the caller is interrupted."""
         mailbox: Mailbox[tuple[Request, list[RequestEvent]]] = Mailbox()
-        builders = {
-            request: OutputBuilder(request, self.tokenizer, self.engine.cancel) for request in requests
-        }
-        pending = set(requests)
+        pending = {builder.request: builder for builder in builders}
         try:
-            with counting("Prompts", len(requests), use_tqdm) as advance:
-                for request in requests:
-                    self.engine.start(request, lambda request, events: mailbox.put((request, events)))
+            with counting("Prompts", len(builders), use_tqdm) as advance:
+                for builder in builders:
+                    self.engine.start(builder.request, lambda request, events: mailbox.put((request, events)))
                 while pending:
-                    request, events = mailbox.get()
-                    self._take(builders[request], events, pending, advance)
+                    self._take(*mailbox.get(), pending, advance)
         finally:
             for request in pending:
                 self.engine.cancel(request)
-        return [builders[request].output for request in requests]
 
     def _take(
         self,
-        builder: OutputBuilder,
+        request: Request,
         events: list[RequestEvent],
-        pending: set[Request],
+        pending: dict[Request, _Builder],
         advance: Callable[[], None],
     ) -> None:
+        if (builder := pending.get(request)) is None:
+            return
         builder.push(events)
         if builder.error is not None:
             raise EngineError(builder.error)
-        if builder.output.finished and builder.request in pending:
-            pending.remove(builder.request)
+        if builder.is_finished:
+            del pending[request]
             advance()
 
 

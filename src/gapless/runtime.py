@@ -110,6 +110,7 @@ def start(
         plan.num_blocks,
         model.config.vocab_size,
         config.prefix_caching,
+        model.config.pooling,
     )
     engine = Engine(executor, tokenizer, limits, _native.Sampling, tracer)
     _return_free_memory()

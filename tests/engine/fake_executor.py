@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 BLOCK_SIZE = 16
 
 
@@ -21,6 +24,13 @@ def nearest_allowed(mask: Any, token_id: int) -> int:
     """The token that a mask leaves to a model that wants `token_id`."""
     allowed = [t for t in range(32 * len(mask)) if int(mask[t // 32]) >> (t % 32) & 1]
     return min(allowed, key=lambda t: (abs(t - token_id), t))
+
+
+def embedding_of(token_ids: list[int], pooling: str, normalize: bool) -> npt.NDArray[np.float32]:
+    """The fake model's states are (token id, 1): pooled, as the native core does it."""
+    states = np.array([(token_id, 1) for token_id in token_ids], np.float32)
+    vector = {"last": states[-1], "mean": states.mean(axis=0), "cls": states[0]}[pooling]
+    return vector / np.linalg.norm(vector) if normalize else vector
 
 
 def make_sampling(**fields: Any) -> SimpleNamespace:
@@ -84,6 +94,10 @@ class FakeExecutor:
             num_prompt = len(ids) if num_prompt < 0 else num_prompt
             assert num_prompt + sampling.max_tokens <= self.max_seq_len
             assert 0 <= num_cached < len(ids)
+            if sampling.pooling == "none":
+                assert sampling.max_tokens > 0
+            else:
+                assert num_cached == 0 or sampling.pooling == "last", "states are not cached"
             entry = Slot(sequence_id, ids, num_prompt, [], sampling, num_computed=num_cached)
             self._check_cached(entry, blocks)
             self.slots[slot] = entry
@@ -223,6 +237,12 @@ class FakeExecutor:
             self._events.append(("prefilled", entry.sequence_id, entry.num_computed))
             return
         self._compute(entry)
+        if entry.sampling.pooling != "none":
+            vector = embedding_of(entry.token_ids, entry.sampling.pooling, entry.sampling.normalize)
+            self._events.append(("embedding", entry.sequence_id, vector))
+            del self.slots[slot]
+            self._events.append(("finished", entry.sequence_id, "stop", entry.num_computed))
+            return
         mask = entry.masks.get(len(entry.token_ids) - entry.num_prompt)
         if entry.sampling.constrained and mask is None:
             entry.awaits_mask = True

@@ -6,17 +6,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gapless.engine.request import Request, SequenceState
 from gapless.engine.scheduler import LOOKAHEAD_TOKENS, Scheduler, SchedulerConfig
 from gapless.errors import ContextLengthError
-from gapless.sampling import SamplingParams
+from gapless.sampling import Pooling, SamplingParams
 
 SIZE = 16
 
 
-def request(prompt=8, max_tokens=8, priority=0, **params):
+def request(prompt=8, max_tokens=8, priority=0, pooling=None, **params):
     """`prompt`: its tokens, or how many; then they are like no other's."""
     if isinstance(prompt, int):
         request.marker = getattr(request, "marker", 0) + 1
         prompt = [request.marker + 1000] * prompt
-    return Request("r", prompt, SamplingParams(**params), max_tokens, priority=priority)
+    return Request("r", prompt, SamplingParams(**params), max_tokens, priority=priority, pooling=pooling)
 
 
 def scheduler(max_num_seqs=2, max_model_len=64, num_blocks=8, **options):
@@ -342,6 +342,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 tokens = tuple(sequence.tokens[: (index + 1) * SIZE])
                 assert self.contents.get(sequence.blocks[index]) == tokens, "cached block has other contents"
             assert len(sequence.blocks) * SIZE >= sequence.num_tokens
+            pooling = sequence.request.pooling
+            assert admission.num_cached == 0 or pooling is None or not pooling.needs_all_tokens
         self.leaving += decisions.preemptions
 
     def _compute(self, slot, count):
@@ -372,6 +374,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = [start * 1000 + i for i in range(num_prompt)]
         r = request(prompt, min(max_tokens, self.MAX_LEN - num_prompt), priority, n=n)
         self.open.update(add(self.scheduler, r))
+        self._schedule()
+
+    @rule(
+        start=st.integers(0, 2),
+        num_prompt=st.integers(1, 200),
+        pooling=st.sampled_from(Pooling),
+        priority=st.integers(0, 2),
+    )
+    def arrive_to_be_embedded(self, start, num_prompt, pooling, priority):
+        prompt = [start * 1000 + i for i in range(num_prompt)]
+        self.open.update(add(self.scheduler, request(prompt, 0, priority, pooling)))
         self._schedule()
 
     @precondition(lambda self: self.slots)

@@ -32,7 +32,7 @@ Weight random_weight(int rows, int cols, uint32_t seed) {
   return weight;
 }
 
-std::shared_ptr<Program> tiny_program() {
+std::shared_ptr<Program> tiny_program(bool has_states = true) {
   auto program =
       std::make_shared<Program>(ProgramLimits{kMaxTokens, kLogitRows, kVocab, {{KvDtype::f16}, 1, kHeadDim}});
   const Floats ones = std::make_shared<std::vector<float>>(kHidden, 1.0f);
@@ -54,6 +54,7 @@ std::shared_ptr<Program> tiny_program() {
   add_attention(*program, qkv, 0, kHeads, out, 0, 0.0f);
   add_linear(*program, out, kNone, {{random_weight(kHidden, kHeads * kHeadDim, 3), nullptr, x, 0, true}});
   add_gather(*program, x, last);
+  if (has_states) program->mark_states(last);
   add_linear(*program, last, kNone, {{random_weight(kVocab, kHidden, 4), nullptr, logits, 0, false}});
   program->finish(end, logits);
   return program;
@@ -78,6 +79,7 @@ struct Outcome {
   std::map<uint64_t, std::vector<float>> prompt_logprobs;
   std::map<uint64_t, std::vector<int32_t>> prefilled;
   std::map<uint64_t, int32_t> num_computed;
+  std::map<uint64_t, std::vector<float>> embeddings;
   std::vector<Event> others;
 
   void gather(Executor& executor, size_t num_finished) {
@@ -99,6 +101,10 @@ struct Outcome {
         break;
       case Event::Kind::prompt_logprobs:
         prompt_logprobs[event.sequence_id].push_back(event.logprob.logprob);
+        break;
+      case Event::Kind::embedding:
+        CHECK(!finished.contains(event.sequence_id) && !embeddings.contains(event.sequence_id));
+        embeddings[event.sequence_id] = std::move(event.embedding);
         break;
       case Event::Kind::prefilled:
         prefilled[event.sequence_id].push_back(event.value);
@@ -375,6 +381,152 @@ void test_prefill_order() {
   CHECK((order == std::vector<uint64_t>{2, 1}));
 }
 
+constexpr Pooling kPoolings[] = {Pooling::last, Pooling::mean, Pooling::cls};
+
+AdmitCommand embedding_of(int slot, uint64_t id, std::vector<int32_t> tokens, std::vector<int32_t> blocks,
+                          Pooling pooling, bool normalize = false) {
+  AdmitCommand command = admission(slot, id, std::move(tokens), std::move(blocks), 0);
+  command.sampling.pooling = pooling;
+  command.sampling.normalize = normalize;
+  return command;
+}
+
+std::vector<float> embedded_alone(const std::vector<int32_t>& tokens, Pooling pooling, bool normalize = false,
+                                  int max_step_tokens = kMaxTokens, int num_threads = 1) {
+  Executor executor(tiny_program(), {64, 1, 128, max_step_tokens, num_threads});
+  executor.push(embedding_of(0, 1, tokens, {5, 3, 9, 1, 0, 2, 4, 6}, pooling, normalize));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  CHECK(outcome.finished.at(1) == FinishReason::stop);
+  CHECK(outcome.num_computed.at(1) == int(tokens.size()));
+  CHECK(outcome.tokens.empty());
+  return outcome.embeddings[1];
+}
+
+void test_state_sum() {
+  const auto pooled = [](const std::vector<std::vector<float>>& states, bool normalize) {
+    StateSum sum;
+    for (const std::vector<float>& state : states)
+      sum.add(*default_kernels().elementwise, state.data(), int(state.size()));
+    return sum.take(normalize);
+  };
+  CHECK((pooled({{1, 2, 3}, {3, 2, 1}}, false) == std::vector<float>{2, 2, 2}));
+  CHECK((pooled({{0x3p100f, 0x4p100f}}, true) == std::vector<float>{0.6f, 0.8f}));  // the squares have no f32
+  CHECK((pooled({{0, 0}}, true) == std::vector<float>{0, 0}));
+  CHECK(pooled({{1, 2}, {INFINITY, 0}}, true).empty());
+  CHECK(pooled({{NAN, 2}}, false).empty());
+}
+
+// The mean adds up the states that the beginnings of the prompt end in, in their order.
+void test_embeddings_are_pooled_states() {
+  const std::vector<int32_t> tokens = prompt(128, 5);  // the whole context: nothing follows
+  const std::vector<float> mean = embedded_alone(tokens, Pooling::mean);
+  CHECK(mean.size() == kHidden);
+  std::vector<float> sum(kHidden);
+  for (size_t length = 1; length <= tokens.size(); ++length) {
+    const std::vector<float> state = embedded_alone({tokens.begin(), tokens.begin() + int(length)}, Pooling::last);
+    if (length == 1) CHECK(embedded_alone(tokens, Pooling::cls) == state);
+    for (size_t i = 0; i < kHidden; ++i) sum[i] = length == 1 ? state[i] : sum[i] + state[i];
+  }
+  for (size_t i = 0; i < kHidden; ++i) CHECK(mean[i] == sum[i] / float(tokens.size()));
+  double length = 0, squares = 0;
+  for (float value : mean) length += double(value) * value;
+  const std::vector<float> unit = embedded_alone(tokens, Pooling::mean, true);
+  for (size_t i = 0; i < kHidden; ++i) {
+    CHECK(std::abs(unit[i] - mean[i] / std::sqrt(length)) < 1e-6);
+    squares += double(unit[i]) * unit[i];
+  }
+  CHECK(std::abs(squares - 1) < 1e-6);
+}
+
+// Beside running streams and other prompts, in small steps and with more threads: the same bits.
+void test_embeddings_have_the_same_bits_everywhere() {
+  for (Pooling pooling : kPoolings) {
+    const std::vector<float> expected = embedded_alone(prompt(77, 3), pooling, true);
+    CHECK(embedded_alone(prompt(77, 3), pooling, true, 5, 2) == expected);
+    CHECK(embedded_alone(prompt(77, 3), pooling, true, 1, 1) == expected);
+    Executor executor(tiny_program(), {64, 8, 128, 13, 2});
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int32_t> blocks;
+      for (int b = 0; b < 6; ++b) blocks.push_back(b * 8 + i);
+      executor.push(admission(i, 100 + uint64_t(i), prompt(3 + 5 * i, i), blocks, 60));
+    }
+    executor.push(embedding_of(6, 1, prompt(77, 3), {6, 14, 22, 30, 38}, pooling, true));
+    executor.push(embedding_of(7, 2, prompt(40, 9), {7, 15, 23}, Pooling::mean));
+    Outcome outcome;
+    outcome.gather(executor, 8);
+    CHECK(outcome.embeddings[1] == expected);
+    CHECK(outcome.embeddings[2] == embedded_alone(prompt(40, 9), Pooling::mean));
+    for (int i = 0; i < 6; ++i) CHECK(outcome.tokens[100 + uint64_t(i)] == alone(prompt(3 + 5 * i, i), 60));
+  }
+}
+
+// An embedding that stands still for want of blocks goes on, is cancelled, or is put out and begun again.
+void test_embeddings_wait_end_and_begin_again() {
+  for (Pooling pooling : kPoolings) {
+    const std::vector<float> expected = embedded_alone(prompt(40, 2), pooling);
+    Executor executor(tiny_program(), config());
+    Outcome outcome;
+    std::vector<Event> events;
+    const auto start = [&](uint64_t id) {
+      executor.push(embedding_of(0, id, prompt(40, 2), {0}, pooling));
+      while (outcome.others.empty()) {
+        executor.wait(0.1, events);
+        for (Event& event : events) outcome.take(event);
+      }
+      CHECK(outcome.others[0].kind == Event::Kind::blocks_low && outcome.others[0].value == 2);
+      outcome.others.clear();
+    };
+    start(1);
+    executor.push(ExtendCommand{0, 1, {1, 2}});
+    outcome.gather(executor, 1);
+    CHECK(outcome.embeddings[1] == expected);
+    start(2);
+    executor.push(CancelCommand{0, 2});
+    outcome.gather(executor, 2);
+    start(3);
+    executor.push(PreemptCommand{0, 3});
+    outcome.gather(executor, 3);
+    executor.push(embedding_of(0, 4, prompt(40, 2), {3, 4, 5}, pooling));
+    outcome.gather(executor, 4);
+    CHECK(outcome.embeddings[4] == expected);
+    CHECK(outcome.finished[2] == FinishReason::abort && outcome.finished[3] == FinishReason::preempted);
+    CHECK(!outcome.embeddings.contains(2) && !outcome.embeddings.contains(3));
+  }
+}
+
+// The last token's state needs no more of the others than the cache holds; the others' own states are not there.
+void test_embeddings_and_cached_blocks() {
+  const std::vector<float> expected = embedded_alone(prompt(32, 4), Pooling::last);
+  Executor executor(tiny_program(), config());
+  executor.push(embedding_of(0, 1, prompt(32, 4), {0, 1}, Pooling::mean));
+  Outcome outcome;
+  outcome.gather(executor, 1);
+  for (const int num_cached : {16, 31}) {
+    AdmitCommand command = embedding_of(0, 1 + uint64_t(num_cached), prompt(32, 4), {0, 1}, Pooling::last);
+    command.num_cached = num_cached;
+    executor.push(command);
+    outcome.gather(executor, outcome.finished.size() + 1);
+    CHECK(outcome.embeddings[1 + uint64_t(num_cached)] == expected);
+  }
+  const auto refused = [](Executor& by, AdmitCommand command) {
+    try {
+      by.push(std::move(command));
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  for (Pooling pooling : {Pooling::mean, Pooling::cls}) {
+    AdmitCommand command = embedding_of(0, 9, prompt(32, 4), {0, 1}, pooling);
+    command.num_cached = 16;
+    CHECK(refused(executor, command));
+  }
+  CHECK(refused(executor, embedding_of(0, 9, prompt(129, 4), {}, Pooling::last)));
+  Executor without(tiny_program(false), config());
+  CHECK(refused(without, embedding_of(0, 9, prompt(5, 4), {0}, Pooling::last)));
+}
+
 void test_traces_and_gaps_are_counted() {
   ExecutorConfig with_trace = config();
   with_trace.trace = true;
@@ -471,6 +623,11 @@ int main() {
   test_shared_blocks();
   test_masks();
   test_prefill_order();
+  test_state_sum();
+  test_embeddings_are_pooled_states();
+  test_embeddings_have_the_same_bits_everywhere();
+  test_embeddings_wait_end_and_begin_again();
+  test_embeddings_and_cached_blocks();
   test_traces_and_gaps_are_counted();
   test_token_budget();
   test_many_clients();

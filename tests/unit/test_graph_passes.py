@@ -46,6 +46,9 @@ def assert_same_results(before: Graph, after: Graph) -> None:
     tokens = [3, 1, 4, 1, 5]
     expected = Reference(before, weights).run(tokens)
     np.testing.assert_allclose(Reference(after, weights).run(tokens), expected, rtol=1e-5, atol=1e-5)
+    if before.states is not None:
+        states = Reference(before, weights).states(tokens)
+        np.testing.assert_allclose(Reference(after, weights).states(tokens), states, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -196,6 +199,28 @@ def test_fuse_norm_quantize_keeps_f32_that_somebody_reads() -> None:
     assert isinstance(norm, ir.RmsNorm)
     assert norm.out == x
     assert norm.out_quantized is not None
+
+
+@pytest.mark.parametrize("is_integer", [False, True])
+def test_final_states_stay_f32_whatever_the_head_reads(is_integer: bool) -> None:
+    graph, hidden = start()
+    states = graph.rms_norm(graph.gather(hidden), "norm", 1e-6)
+    before = graph.finish(graph.softcap(graph.linear(states, "output", VOCAB), 3.0), states)
+    after = passes.fuse(before, set(before.weights) if is_integer else set())
+    assert names(after) == ["Embed", "Gather", "RmsNorm", "Linear", "Softcap"]
+    assert after.states == states
+    norm = after.nodes[2]
+    assert isinstance(norm, ir.RmsNorm)
+    assert norm.out == states
+    assert (norm.out_quantized is not None) == is_integer
+    assert_same_results(before, after)
+
+
+def test_a_graph_cannot_overwrite_its_final_states() -> None:
+    graph, hidden = start()
+    states = graph.gather(hidden)
+    with pytest.raises(AssertionError, match="results"):
+        graph.finish(graph.linear(graph.softcap(states, 3.0), "output", VOCAB), states)
 
 
 @pytest.mark.parametrize("is_integer", [False, True])

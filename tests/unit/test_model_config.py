@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from gapless.loading import Checkpoint, CheckpointKind, TensorInfo, TensorType, 
 from gapless.models import ModelConfig, architectures, describe
 from gapless.models.registry import find_architecture, read_config
 from gapless.models.rope import RopeConfig
+from gapless.sampling import Pooling
 from helpers_models import TINY
 
 LLAMA: dict[str, Any] = {
@@ -64,6 +67,74 @@ def gguf_metadata(arch: str, **changes: Any) -> dict[str, Any]:
     }
     values.update({key.replace("__", "."): value for key, value in changes.items()})
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in values.items()}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "pooling"),
+    [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last")],
+)
+def test_pooling_of_gguf(stated: int | None, pooling: str) -> None:
+    changes = {} if stated is None else {"pooling_type": stated}
+    assert gguf(gguf_metadata("llama", **changes)).pooling is Pooling(pooling)
+
+
+@pytest.mark.parametrize(
+    ("stated", "pooling"),
+    [
+        ({}, "last"),
+        ({"word_embedding_dimension": 64, "pooling_mode_mean_tokens": False, "include_prompt": True}, "last"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": False}, "last"),
+        ({"pooling_mode": "mean", "embedding_dimension": 64}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+    ],
+)
+def test_pooling_of_sentence_transformers(stated: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+    shutil.copytree(TINY / "llama", tmp_path / "model")
+    if stated:
+        (tmp_path / "model" / "1_Pooling").mkdir()
+        (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps(stated))
+    with open_checkpoint(tmp_path / "model") as opened:
+        assert describe(opened).config.pooling is Pooling(pooling)
+
+
+@pytest.mark.parametrize(
+    ("stated", "named"),
+    [
+        ({"pooling_mode_max_tokens": True}, "'max'"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "'mean+cls'"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "'mean_sqrt_len'"),
+        ({"pooling_mode": "weightedmean"}, "'weightedmean'"),
+    ],
+)
+def test_a_pooling_that_gapless_lacks_is_no_pooling(
+    stated: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = replace(checkpoint(CheckpointKind.HF, LLAMA), pooling_config=stated)
+    assert read_config(opened, find_architecture(opened)).pooling is None
+    assert gguf(gguf_metadata("llama", pooling_type=4)).pooling is None  # a reranker
+    assert named in caplog.text
+    assert "pooling 4" in caplog.text
+
+
+@pytest.mark.parametrize("stated", [{"pooling_mode": 3}, {"pooling_mode_cls_token": "yes"}])
+def test_malformed_pooling(stated: dict[str, Any]) -> None:
+    opened = replace(checkpoint(CheckpointKind.HF, LLAMA), pooling_config=stated)
+    with pytest.raises(FormatError, match="1_Pooling"):
+        read_config(opened, find_architecture(opened))
+    with pytest.raises(FormatError, match="pooling_type"):
+        gguf(gguf_metadata("llama", pooling_type="mean"))
+
+
+def test_networks_that_are_not_causal_are_refused() -> None:
+    assert hf(LLAMA, is_causal=True).hidden_size == 2048
+    for read in (
+        lambda: hf(LLAMA, is_causal=False),
+        lambda: gguf(gguf_metadata("llama", attention__causal=False)),
+    ):
+        with pytest.raises(UnsupportedModelError, match="causal"):
+            read()
 
 
 @pytest.mark.parametrize(

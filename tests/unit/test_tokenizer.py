@@ -107,6 +107,14 @@ def test_exactly_one_bos(case: BosCase) -> None:
     assert pieces(tokenizer, ids) == case.expected
 
 
+def test_a_whole_text_is_closed_where_the_model_wants_that() -> None:
+    for wants, expected in ((True, ["<s>", "▁the", "</s>"]), (False, ["<s>", "▁the"])):
+        tokenizer = tokenizer_from_gguf(sentencepiece_metadata(**{"tokenizer.ggml.add_eos_token": wants}))
+        assert pieces(tokenizer, tokenizer.encode_whole("the")) == expected
+        assert pieces(tokenizer, tokenizer.encode("the", add_special_tokens=True)) == ["<s>", "▁the"]
+        assert tokenizer.encode_whole("</s>")[1:-1].count(2) == 0  # what a user writes is text
+
+
 def test_bos_written_by_a_user_does_not_replace_the_real_one(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("<s>", add_special_tokens=True)
     assert pieces(sentencepiece, ids) == ["<s>", "▁", "<", "s", ">"]

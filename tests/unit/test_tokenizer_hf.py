@@ -76,6 +76,19 @@ def test_bos_as_the_post_processor_or_the_config_says(
     assert (tokenizer.encode("the", add_special_tokens=True)[0] == 1) == expected
 
 
+@pytest.mark.parametrize("stated", ["template", "config", "nowhere"])
+def test_a_whole_text_is_closed_as_the_post_processor_or_the_config_says(stated: str, tmp_path: Path) -> None:
+    tokenizer_json = sentencepiece_json()
+    if stated == "template":
+        processor = tokenizer_json["post_processor"]
+        processor["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
+        processor["special_tokens"]["</s>"] = {"id": "</s>", "ids": [2], "tokens": ["</s>"]}
+    config = {"bos_token": "<s>", "eos_token": "</s>", "add_eos_token": stated == "config"}
+    tokenizer = tokenizer_from_hf(folder(tmp_path, tokenizer=tokenizer_json, tokenizer_config=config))
+    ids = tokenizer.encode("the", add_special_tokens=True)
+    assert tokenizer.encode_whole("the") == ([*ids, 2] if stated != "nowhere" else ids)
+
+
 def test_chat_template_from_config_list_or_file(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     (tmp_path / "a").mkdir()

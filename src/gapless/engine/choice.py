@@ -142,6 +142,10 @@ class OutputBuilder:
             metrics=RequestMetrics(request.arrival_s, len(request.prompt_token_ids)),
         )
 
+    @property
+    def is_finished(self) -> bool:
+        return self.output.finished
+
     def push(self, events: Iterable[RequestEvent]) -> list[StreamChunk]:
         """Takes events; what each touched choice gained. `output` is up to date afterwards."""
         touched: dict[int, ChoiceBuilder] = {}
@@ -154,7 +158,7 @@ class OutputBuilder:
                 if event.reason is FinishReason.ERROR:
                     self.error = event.message
                 choice.finish(event)
-            elif not choice.is_finished:
+            elif isinstance(event, TokenEvent) and not choice.is_finished:
                 choice.add_token(event)
                 if choice.is_finished:
                     self._cancel(self.request, event.choice)

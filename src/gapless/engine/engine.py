@@ -15,14 +15,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.engine.constraints import Constraints
-from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent
+from gapless.engine.events import (
+    EmbeddingEvent,
+    FinishEvent,
+    FinishReason,
+    PromptLogprobsEvent,
+    RequestEvent,
+    TokenEvent,
+)
 from gapless.engine.executor import Executor
 from gapless.engine.handle import RequestHandle
 from gapless.engine.request import Request, Sequence, SequenceState, Sink
 from gapless.engine.scheduler import Admission, Scheduler, SchedulerConfig
 from gapless.engine.trace import Tracer
 from gapless.errors import EngineError, InvalidRequestError
-from gapless.sampling import SamplingParams, check
+from gapless.sampling import Pooling, SamplingParams, check
 
 if TYPE_CHECKING:
     from gapless.tokenizer import Tokenizer
@@ -35,13 +42,17 @@ _IDLE_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the executor was built for."""
+    """What the executor was built for.
+
+    `pooling` is how the model wants texts embedded; None: in a way that Gapless lacks.
+    """
 
     max_num_seqs: int
     max_model_len: int
     num_blocks: int
     vocab_size: int
     prefix_caching: bool = True
+    pooling: Pooling | None = Pooling.LAST
 
 
 SamplingFactory = Callable[..., Any]  # makes a `_native.Sampling`
@@ -116,29 +127,38 @@ class Engine:
         prompt: str | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
     ) -> Request:
         """A request checked against the model and the engine's limits, to be `start`ed. `prompt`: its text,
         if any.
 
-        An empty prompt becomes the model's token for the beginning of a text.
+        An empty prompt becomes the model's token for the beginning of a text. With `pooling` the prompt is
+        embedded instead of continued: the sink gets an `EmbeddingEvent`, then the end ("stop"). `normalize`
+        makes the vector one of length 1. `limits.pooling` is the model's own choice.
         """
         arrival_s = time.perf_counter()
         token_ids = self._checked_prompt(token_ids)
         self._check_params(params)
+        if pooling is not None:
+            _check_embedding_params(params)
         stop_token_ids = dict.fromkeys(params.stop_token_ids or ())
         grammar = self._constraints.compile(params.structured_outputs)
         if not params.ignore_eos or grammar is not None:
             stop_token_ids |= dict.fromkeys(sorted(self.tokenizer.eos_token_ids))
         room = self.limits.max_model_len - len(token_ids)
+        max_tokens = max(1, room if params.max_tokens is None else min(params.max_tokens, room))
         request = Request(
             id=request_id or f"req-{next(self._next_request)}",
             prompt_token_ids=token_ids,
             params=params,
-            max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
+            max_tokens=max_tokens if pooling is None else 0,
             stop_token_ids=tuple(stop_token_ids),
             prompt=prompt,
             priority=check.integer("priority", priority, -(2**31), 2**31 - 1),
             grammar=grammar,
+            pooling=pooling,
+            normalize=normalize,
             arrival_s=arrival_s,
         )
         self._scheduler.check(request)
@@ -341,6 +361,8 @@ class Engine:
             else -1,
             logit_bias=None if params.logit_bias is None else dict(params.logit_bias),
             constrained=request.grammar is not None,
+            pooling="none" if request.pooling is None else request.pooling.value,
+            normalize=request.normalize,
         )
 
     def _end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
@@ -450,6 +472,9 @@ class Engine:
                 self._tracer.token(sequence.id, now_s)
             if not sequence.is_cancelled:
                 batch.append(TokenEvent(sequence.index, token_id, logprob, rank, top, now_s))
+        elif kind == "embedding":
+            if not sequence.is_cancelled:
+                batch.append(EmbeddingEvent(sequence.index, event[2]))
         elif kind == "finished":
             self._take_end(sequence, event[2], event[3], batch, now_s)
         elif kind == "prefilled":
@@ -479,6 +504,15 @@ class Engine:
             message = "The executor could not go on with this request."
         self._trace_end(sequence, finish_reason.value, now_s)
         batch.append(FinishEvent(sequence.index, finish_reason, now_s, message))
+
+
+def _check_embedding_params(params: SamplingParams) -> None:
+    """Refuses what an embedding cannot give."""
+    if params.n != 1:
+        check.refuse("n", params.n, "1 for an embedding")
+    for name in ("logprobs", "prompt_logprobs", "structured_outputs"):
+        if getattr(params, name) is not None:
+            check.refuse(name, getattr(params, name), "absent for an embedding")
 
 
 def _token_id(value: Any) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 TopLogprobs: TypeAlias = "list[tuple[int, float]]"  # (token id, log-probability), most likely first
 
@@ -37,6 +41,13 @@ class PromptLogprobsEvent(NamedTuple):
     top: TopLogprobs
 
 
+class EmbeddingEvent(NamedTuple):
+    """The embedding of a request that asked for one: float32 [hidden_size]. The end follows."""
+
+    choice: int
+    vector: npt.NDArray[np.float32]
+
+
 class FinishEvent(NamedTuple):
     """The one terminal event of a choice; `message` explains an error."""
 
@@ -46,4 +57,4 @@ class FinishEvent(NamedTuple):
     message: str = ""
 
 
-RequestEvent: TypeAlias = "TokenEvent | PromptLogprobsEvent | FinishEvent"
+RequestEvent: TypeAlias = "TokenEvent | PromptLogprobsEvent | EmbeddingEvent | FinishEvent"

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from gapless.engine.events import RequestEvent
-from gapless.sampling import SamplingParams
+from gapless.sampling import Pooling, SamplingParams
 
 if TYPE_CHECKING:
     from gapless.structured.matcher import Grammar
@@ -79,6 +79,8 @@ class Sequence:
 class Request:
     """A checked prompt with its parameters. `max_tokens` and `stop_token_ids` are what the engine will apply.
 
+    With `pooling` the prompt is embedded, as a vector of length 1 if `normalize`, and nothing is generated.
+
     `sink` takes the events, in order, on the engine's threads: it must be quick and must not block.
     """
 
@@ -90,6 +92,8 @@ class Request:
     prompt: str | None = None
     priority: int = 0
     grammar: Grammar | None = field(default=None, repr=False)  # every choice is sampled under its masks
+    pooling: Pooling | None = None
+    normalize: bool = True
     sink: Sink = field(default=lambda request, events: None, repr=False)
     arrival_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None

@@ -79,18 +79,23 @@ class Scheduler:
     def check(self, request: Request) -> None:
         """ContextLengthError for a request that could never run, however long it waited."""
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
-        if num_prompt >= limit:
+        if num_prompt + min(request.max_tokens, 1) > limit:
+            room = "" if request.pooling is not None else " and at least one new token must fit"
             raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens, but max_model_len is {limit} and at least one new "
-                "token must fit: shorten the prompt or raise max_model_len.",
+                f"The prompt has {num_prompt} tokens, but max_model_len is {limit}{room}: shorten the prompt "
+                "or raise max_model_len.",
                 param="prompt",
             )
         if self._num_blocks(num_prompt + request.max_tokens) > self.config.num_blocks:
             capacity = self.config.num_blocks * self.config.block_size
+            tokens, remedy, param = f"{num_prompt} prompt tokens", "shorten the prompt", "prompt"
+            if request.pooling is None:
+                tokens += f" and max_tokens={request.max_tokens}"
+                remedy, param = "lower max_tokens", "max_tokens"
             raise ContextLengthError(
-                f"{num_prompt} prompt tokens and max_tokens={request.max_tokens} do not fit into the KV "
-                f"cache of {capacity} tokens: lower max_tokens or raise kv_cache_gib.",
-                param="max_tokens",
+                f"{tokens} do not fit into the KV cache of {capacity} tokens: {remedy} or raise "
+                "kv_cache_gib.",
+                param=param,
             )
 
     def add(self, request: Request) -> None:
@@ -288,7 +293,10 @@ class Scheduler:
         """Indices of the full blocks that a waiting sequence may have from others."""
         if not self.config.prefix_caching:
             return range(0)
-        needs_all_logits = sequence.index == 0 and sequence.request.params.prompt_logprobs is not None
+        request = sequence.request
+        if request.pooling is not None and request.pooling.needs_all_tokens:
+            return range(0)
+        needs_all_logits = sequence.index == 0 and request.params.prompt_logprobs is not None
         if needs_all_logits and sequence.num_output == 0:
             return range(0)
         return range(sequence.num_tokens // self.config.block_size)

@@ -72,9 +72,12 @@ class GraphBuilder:
         out = self._value(x.width, x.domain)
         return self._add(ir.Softcap(x, cap, out), out)
 
-    def finish(self, logits: Value) -> Graph:
-        """The graph that ends in `logits` [rows that need them, vocab_size]."""
-        graph = Graph(tuple(self._nodes), logits)
+    def finish(self, logits: Value, states: Value | None = None) -> Graph:
+        """The graph that ends in `logits` [rows that need them, vocab_size].
+
+        `states`: the final states [rows that need them, hidden_size], if embeddings are to be had.
+        """
+        graph = Graph(tuple(self._nodes), logits, states)
         ir.check(graph)
         return graph
 

@@ -326,10 +326,20 @@ class Quantize(Node):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in order of execution; `logits` is the result."""
+    """Nodes in order of execution; `logits` is the result.
+
+    `states` [logit rows, hidden_size] is what the logits are computed from, after the last norm. Embeddings
+    are pooled from it; for them, the nodes on logit rows are run no further than to the one that makes it.
+    """
 
     nodes: tuple[Node, ...]
     logits: Value
+    states: Value | None = None
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """What is read when the nodes have run."""
+        return (self.logits,) if self.states is None else (self.logits, self.states)
 
     @property
     def weights(self) -> dict[str, Weight]:
@@ -358,4 +368,4 @@ def check(graph: Graph) -> None:
         for value in node.outputs:
             assert value not in made, f"{node} makes a value again"
             made.add(value)
-    assert graph.logits in made - dead, "the graph does not make its logits"
+    assert set(graph.results) <= made - dead, "the graph does not make its results"

@@ -75,6 +75,8 @@ class _Lowering:
     def run(self, graph: Graph) -> _native.Program:
         for node in graph.nodes:
             self._emit(node)
+            if graph.states is not None and graph.states in node.outputs:
+                self._builder.states(self._buffer(graph.states))
         return self._builder.build(self._plan.arena_bytes, self._buffer(graph.logits))
 
     def _emit(self, node: ir.Node) -> None:

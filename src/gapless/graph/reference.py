@@ -19,7 +19,8 @@ F32: TypeAlias = Any  # float32 arrays; numpy does not keep the type through its
 
 
 class Reference:
-    """A sequence in the making: each `run` takes its next tokens and returns logits."""
+    """A sequence in the making: each `run` takes its next tokens and returns logits, each `states` final
+    states."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, F32], cache_type: type = np.float32) -> None:
         """`weights`: float32 arrays by neutral name, shaped as the graph says.
@@ -34,6 +35,14 @@ class Reference:
 
     def run(self, token_ids: npt.ArrayLike, logit_rows: npt.ArrayLike | None = None) -> F32:
         """Logits [rows, vocab_size] of the tokens that `logit_rows` names (all, if None)."""
+        return self._run(token_ids, logit_rows)[self._graph.logits]
+
+    def states(self, token_ids: npt.ArrayLike) -> F32:
+        """What embeddings are pooled from: the states after the last norm [num_tokens, hidden_size]."""
+        assert self._graph.states is not None
+        return self._run(token_ids, None)[self._graph.states]
+
+    def _run(self, token_ids: npt.ArrayLike, logit_rows: npt.ArrayLike | None) -> dict[Value, F32]:
         tokens = np.asarray(token_ids, np.int64)
         rows = np.arange(len(tokens)) if logit_rows is None else np.asarray(logit_rows)
         positions = self._num_done + np.arange(len(tokens))
@@ -41,7 +50,7 @@ class Reference:
         for node in self._graph.nodes:
             step.compute(node)
         self._num_done += len(tokens)
-        return step.values[self._graph.logits]
+        return step.values
 
 
 class _Step:

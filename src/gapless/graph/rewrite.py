@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from gapless.graph.ir import Domain, Form, Graph, Node, Value, check
 
 
@@ -37,12 +39,14 @@ class Rewriter:
         return self._readers.get(value, [])
 
     def has_one_reader(self, value: Value) -> bool:
-        return len(self.readers(value)) == 1 and value != self._graph.logits
+        return len(self.readers(value)) == 1 and value not in self._graph.results
 
     def is_dead_after(self, value: Value, node: Node) -> bool:
         """Whether no later node reads the value."""
         last = self._position[id(node)]
-        return value != self._graph.logits and all(self._position[id(r)] <= last for r in self.readers(value))
+        return value not in self._graph.results and all(
+            self._position[id(reader)] <= last for reader in self.readers(value)
+        )
 
     def can_move(self, node: Node, to: Node) -> bool:
         """Whether a node would read the same values in the place of a later one."""
@@ -72,6 +76,6 @@ class Rewriter:
         nodes: list[Node] = []
         for node in self._graph.nodes:
             nodes.extend(self._replaced.get(id(node), (node,)))
-        graph = Graph(tuple(nodes), self._graph.logits)
+        graph = dataclasses.replace(self._graph, nodes=tuple(nodes))
         check(graph)
         return graph

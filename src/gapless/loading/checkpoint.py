@@ -45,8 +45,8 @@ class Checkpoint:
     """A model's tensors and metadata, from one GGUF file or set, or from one Hugging Face folder.
 
     `metadata` holds GGUF's key-values (plain Python values, numpy arrays, StringArray) or the parsed
-    config.json. `directory` is the folder to look for tokenizer files in (HF only). Use as a context manager,
-    or call `close`.
+    config.json. `directory` is the folder to look for tokenizer files in (HF only). `pooling_config` is what
+    sentence-transformers adds to models for embeddings (HF only). Use as a context manager, or call `close`.
     """
 
     path: Path
@@ -56,6 +56,7 @@ class Checkpoint:
     files: Sequence[MappedFile]
     directory: Path | None = None
     generation_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    pooling_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path}, {len(self.tensors)} tensors>"

@@ -14,6 +14,7 @@ from gapless.loading.safetensors import parse_safetensors
 
 _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
+_POOLING_CONFIG = "1_Pooling/config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -28,11 +29,12 @@ def open_hf_folder(directory: Path) -> Checkpoint:
     if not exists(directory / _CONFIG):
         raise LoadError(f"{directory} has no {_CONFIG}.{_hint(directory)}")
     config = _read_json(directory / _CONFIG)
-    generation_config: dict[str, Any] = {}
-    if exists(directory / _GENERATION_CONFIG):
-        generation_config = _read_json(directory / _GENERATION_CONFIG)
+    optional = [
+        _read_json(directory / name) if exists(directory / name) else {}
+        for name in (_GENERATION_CONFIG, _POOLING_CONFIG)
+    ]
     files, tensors = _open_weights(directory)
-    return Checkpoint(directory, CheckpointKind.HF, config, tensors, files, directory, generation_config)
+    return Checkpoint(directory, CheckpointKind.HF, config, tensors, files, directory, *optional)
 
 
 def _hint(directory: Path) -> str:

@@ -18,10 +18,10 @@ def decoder(
     hidden = graph.embed("embedding.weight", config.vocab_size, config.hidden_size, embedding_scale)
     for index in range(config.num_layers):
         hidden = layer(graph, index, hidden)
-    hidden = graph.rms_norm(graph.gather(hidden), "norm.weight", config.norm_eps)
+    states = graph.rms_norm(graph.gather(hidden), "norm.weight", config.norm_eps)
     output = "embedding.weight" if config.tied_embeddings else "output.weight"
-    logits = graph.linear(hidden, output, config.vocab_size)
-    return graph.finish(graph.softcap(logits, softcap) if softcap else logits)
+    logits = graph.linear(states, output, config.vocab_size)
+    return graph.finish(graph.softcap(logits, softcap) if softcap else logits, states)
 
 
 def attention_shape(

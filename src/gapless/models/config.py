@@ -9,6 +9,7 @@ from gapless.errors import FormatError, UnsupportedModelError
 from gapless.graph.ir import ActivationKind
 from gapless.models.keys import Keys
 from gapless.models.rope import RopeConfig
+from gapless.sampling import Pooling
 
 MAX_HEAD_DIM = 4096  # far above any real one: tables of this size are made before tensors are looked at
 
@@ -70,6 +71,7 @@ class ModelConfig:
     rope: RopeConfig
     tied_embeddings: bool
     activation: ActivationKind = ActivationKind.SILU
+    pooling: Pooling | None = Pooling.LAST  # of embeddings, by its files; None: a way that Gapless lacks
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gapless.errors import FormatError, UnsupportedModelError
@@ -13,6 +13,7 @@ from gapless.graph.ir import Graph
 from gapless.loading import Checkpoint, CheckpointKind
 from gapless.models.config import HARMLESS_HF_KEYS, ModelConfig
 from gapless.models.keys import Keys
+from gapless.models.pooling import read_pooling
 from gapless.models.tensors import TensorTable
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,13 @@ def _check_task(checkpoint: Checkpoint) -> None:
         )
 
 
+def _check_causal(keys: Keys, is_gguf: bool) -> None:
+    """Refuses networks whose tokens see those after them, as some that only embed texts do."""
+    name = "attention.causal" if is_gguf else "is_causal"
+    if not keys.flag(name, True):
+        raise keys.refuse(name, "only causal networks are supported")
+
+
 def read_config(checkpoint: Checkpoint, architecture: Architecture) -> ModelConfig:
     """The network's configuration. Logs keys that it does not use.
 
@@ -84,7 +92,9 @@ def read_config(checkpoint: Checkpoint, architecture: Architecture) -> ModelConf
     """
     keys = Keys.of(checkpoint)
     is_gguf = checkpoint.kind is CheckpointKind.GGUF
+    _check_causal(keys, is_gguf)
     config = architecture.from_gguf(keys) if is_gguf else architecture.from_hf(keys)
+    config = replace(config, pooling=read_pooling(checkpoint, keys))
     ignored = [name for name in keys.unread() if name not in HARMLESS_HF_KEYS]
     if ignored:
         logger.info("%s: keys that are not used: %s", checkpoint.path, ", ".join(ignored))

@@ -1,8 +1,13 @@
-"""What a generation gives back, with vLLM's names."""
+"""What a generation or an embedding gives back, with vLLM's names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class RequestMetrics:
     ttft_s: float | None = None
     """From arrival to the first new token."""
     e2e_s: float | None = None
-    """From arrival to the last new token."""
+    """From arrival to the last new token, or to the embedding."""
     num_output_tokens: int = 0
     """Of all choices together."""
     num_cached_tokens: int = 0
@@ -66,6 +71,29 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingOutput:
+    """A text as a vector: float32 [hidden_size]."""
+
+    embedding: npt.NDArray[np.float32]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """A prompt and its embedding. Of the metrics, TTFT and TPOT stay None: there are no new tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    metrics: RequestMetrics
+    finished: bool = True
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,9 @@ class _Builder:
             add_bos_token=bool(self.get("add_bos_token", add_bos_token)),
             fim_tokens=self._fim_tokens(),
             strips_leading_space=strips_leading_space,
+            closing_token_id=self._token_id("eos_token_id", default_eos)
+            if self.get("add_eos_token")
+            else None,
         )
 
     def _token_id(self, name: str, default: int | None = None) -> int | None:

@@ -45,6 +45,7 @@ def tokenizer_from_hf(directory: Path) -> Tokenizer:
         add_bos_token=_adds_bos(encoder, config, vocabulary.pieces[bos] if bos is not None else None),
         fim_tokens=_fim_tokens(encoder),
         strips_leading_space=_strips_leading_space(encoder),
+        closing_token_id=encoder.find(_closing_token(encoder, config)),
     )
     return Tokenizer(vocabulary, encoder, settings, _chat_template(directory, config))
 
@@ -94,9 +95,15 @@ class HuggingFaceEncoder:
         return list(_parts(_as_json(self.tokenizer.decoder)))
 
     @property
-    def post_processor_parts(self) -> list[Mapping[str, Any]]:
-        """The post-processor's steps, as tokenizer.json writes them."""
-        return list(_parts(_as_json(self.tokenizer.post_processor)))
+    def text_templates(self) -> list[list[str | None]]:
+        """What the post-processor puts around a text, as text, and None for the text itself."""
+        parts = _parts(_as_json(self.tokenizer.post_processor))
+        templates = [part.get("single") for part in parts if part.get("type") == "TemplateProcessing"]
+        return [
+            [piece.get("SpecialToken", {}).get("id") for piece in template]
+            for template in templates
+            if template
+        ]
 
     def encode(self, text: str, parse_special: bool, guard: str = "") -> list[int]:
         """See `Encoder.encode`."""
@@ -188,13 +195,13 @@ def _adds_bos(encoder: HuggingFaceEncoder, config: Mapping[str, Any], bos: str |
         return False
     if isinstance(config.get("add_bos_token"), bool):
         return bool(config["add_bos_token"])
-    for part in encoder.post_processor_parts:
-        first = (
-            next(iter(part.get("single") or ()), None) if part.get("type") == "TemplateProcessing" else None
-        )
-        if isinstance(first, Mapping) and first.get("SpecialToken", {}).get("id") == bos:
-            return True
-    return False
+    return bos in (template[0] for template in encoder.text_templates)
+
+
+def _closing_token(encoder: HuggingFaceEncoder, config: Mapping[str, Any]) -> str | None:
+    """Text of the token that the post-processor or the configuration wants after a text."""
+    last = next((template[-1] for template in encoder.text_templates if template[-1] is not None), None)
+    return last or (_token_text(config.get("eos_token")) if config.get("add_eos_token") is True else None)
 
 
 def _end_ids(

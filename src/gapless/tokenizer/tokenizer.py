@@ -40,7 +40,8 @@ class TokenizerSettings:
     """What a model's files say about its tokens, apart from the vocabulary.
 
     `eos_token_ids` are all that end a generation. `strips_leading_space`: decoding drops the space that
-    SentencePiece puts in front of a text.
+    SentencePiece puts in front of a text. `closing_token_id` goes after a text that is whole: models for
+    embeddings take its state.
     """
 
     bos_token_id: int | None = None
@@ -48,6 +49,7 @@ class TokenizerSettings:
     add_bos_token: bool = False
     fim_tokens: FimTokens | None = None
     strips_leading_space: bool = False
+    closing_token_id: int | None = None
 
 
 class Tokenizer:
@@ -109,6 +111,13 @@ class Tokenizer:
         InvalidRequestError if `text` is not a string or not valid Unicode.
         """
         return self._with_bos(self._encoder.encode(_checked_text(text), parse_special), add_special_tokens)
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Ids of a text that nothing follows, such as one to embed, between the tokens that the model wants
+        at its two ends. Control tokens in it are text. InvalidRequestError as `encode`."""
+        ids = self.encode(text, add_special_tokens=True)
+        closing = self.settings.closing_token_id
+        return ids if closing is None else [*ids, closing]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
