@@ -10,7 +10,7 @@ from typing import Any
 
 from gapless.errors import InvalidRequestError
 from gapless.server.errors import HttpError
-from gapless.server.messages import Chat, Chunk, FillIn, Text, TokenLogprobs
+from gapless.server.messages import Chat, Chunk, FillIn, Text, TokenLogprobs, Whole
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
 from gapless.server.openai.logprobs import CompletionLogprobs
 from gapless.server.responses import (
@@ -231,5 +231,5 @@ async def _echo(service: Service, prompt: PromptOrIds) -> str:
         return prompt.text
     if isinstance(prompt, FillIn):
         return prompt.prefix
-    assert not isinstance(prompt, Chat)
+    assert not isinstance(prompt, Chat | Whole)
     return await service.decode(prompt)
