@@ -132,7 +132,7 @@ class OutputBuilder:
         prompt_logprobs: list[LogprobsOfPosition | None] | None = None
         if request.params.prompt_logprobs is not None:
             prompt_logprobs = [None] * len(request.prompt_token_ids)
-        self.output = RequestOutput(
+        self._output = RequestOutput(
             request_id=request.id,
             prompt=request.prompt,
             prompt_token_ids=[int(token_id) for token_id in request.prompt_token_ids],
@@ -144,10 +144,11 @@ class OutputBuilder:
 
     @property
     def is_finished(self) -> bool:
-        return self.output.finished
+        """Whether every choice has ended."""
+        return all(choice.is_finished for choice in self._choices)
 
     def push(self, events: Iterable[RequestEvent]) -> list[StreamChunk]:
-        """Takes events; what each touched choice gained. `output` is up to date afterwards."""
+        """Takes events; what each touched choice gained."""
         touched: dict[int, ChoiceBuilder] = {}
         for event in events:
             if isinstance(event, PromptLogprobsEvent):
@@ -162,19 +163,24 @@ class OutputBuilder:
                 choice.add_token(event)
                 if choice.is_finished:
                     self._cancel(self.request, event.choice)
-        self._update()
         return [chunk for choice in touched.values() if (chunk := choice.take_chunk()) is not None]
 
     def _add_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
-        assert self.output.prompt_logprobs is not None
-        token_id = self.output.prompt_token_ids[event.position]
-        self.output.prompt_logprobs[event.position] = logprobs_of_position(
+        assert self._output.prompt_logprobs is not None
+        token_id = self._output.prompt_token_ids[event.position]
+        self._output.prompt_logprobs[event.position] = logprobs_of_position(
             self._tokenizer, token_id, event.logprob, event.rank, event.top
         )
 
-    def _update(self) -> None:
-        metrics, request, choices = self.output.metrics, self.request, self._choices
-        self.output.finished = all(choice.is_finished for choice in choices)
+    @property
+    def output(self) -> RequestOutput:
+        """The result of what was pushed so far."""
+        self._output.finished = self.is_finished
+        self._update_metrics()
+        return self._output
+
+    def _update_metrics(self) -> None:
+        metrics, request, choices = self._output.metrics, self.request, self._choices
         metrics.num_output_tokens = sum(len(choice.output.token_ids) for choice in choices)
         if request.admitted_s is not None:
             metrics.queue_s = request.admitted_s - request.arrival_s

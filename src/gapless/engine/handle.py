@@ -59,7 +59,7 @@ class RequestHandle:
     def result(self, timeout: float | None = None) -> RequestOutput:
         """Waits for the end. TimeoutError after `timeout` s (the request goes on), EngineError on failure."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._builder.output.finished:
+        while not self._builder.is_finished:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 self._read(self._mailbox.get(remaining))
@@ -68,11 +68,11 @@ class RequestHandle:
         return self._builder.output
 
     def __iter__(self) -> Iterator[StreamChunk]:
-        while not self._builder.output.finished:
+        while not self._builder.is_finished:
             yield from self._read(self._mailbox.get())
 
     async def __aiter__(self) -> AsyncIterator[StreamChunk]:
-        while not self._builder.output.finished:
+        while not self._builder.is_finished:
             for chunk in self._read(await self._mailbox.get_async()):
                 yield chunk
 

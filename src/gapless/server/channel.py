@@ -106,7 +106,7 @@ class AsyncChannel(Generic[T]):
                 logger.exception("A message could not be handled: %.200r", message)
 
     def _has_message(self) -> bool:
-        return not self._socket.closed and bool(self._socket.poll(0))
+        return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def pack_ids(token_ids: Any) -> bytes:

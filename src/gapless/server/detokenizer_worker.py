@@ -62,7 +62,7 @@ class Generation:
 
     @property
     def is_finished(self) -> bool:
-        return self._builder.output.finished or self._builder.error is not None
+        return self._builder.is_finished or self._builder.error is not None
 
     def take_chunks(self) -> Iterator[Chunk]:
         """What the choices gained from `events`."""
@@ -72,7 +72,7 @@ class Generation:
             yield Chunk(self.number, 0, "", 0, FinishReason.ERROR.value, error=self._builder.error)
             return
         for place, chunk in enumerate(chunks):
-            is_last = place == len(chunks) - 1 and self._builder.output.finished
+            is_last = place == len(chunks) - 1 and self._builder.is_finished
             yield self._chunk(chunk, is_last)
 
     def _chunk(self, chunk: StreamChunk, is_last: bool) -> Chunk:
@@ -84,7 +84,6 @@ class Generation:
             len(chunk.token_ids),
             chunk.finish_reason,
             chunk.stop_reason,
-            list(chunk.token_ids),
             None if logprobs is None else [self._logprobs(position) for position in logprobs],
             self._take_prompt_logprobs(),
             _metrics(self._builder.output.metrics) if is_last else None,

@@ -297,7 +297,6 @@ class Chunk(Message):
     num_tokens: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     metrics: Metrics | None = None

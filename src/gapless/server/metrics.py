@@ -138,12 +138,15 @@ class ServerMetrics:
         )
         self._rate = RateMeter()
 
+    def generated(self, num_tokens: int) -> None:
+        """So many new tokens have come, of all choices together."""
+        self._generation_tokens.inc(num_tokens)
+        self._rate.add(time.perf_counter(), num_tokens)
+
     def chunk(self, generation: Generation, chunk: Chunk) -> None:
         """A choice gained tokens."""
         if chunk.num_tokens:
-            self._generation_tokens.inc(chunk.num_tokens)
             now_s = time.perf_counter()
-            self._rate.add(now_s, chunk.num_tokens)
             last_s = generation.last_chunk_s.get(chunk.index)
             generation.last_chunk_s[chunk.index] = now_s
             if last_s is not None:

@@ -370,6 +370,7 @@ class Service:
 
     def _from_detokenizer(self, worker: Worker[FromDetokenizer], message: FromDetokenizer) -> None:
         if isinstance(message, Chunks):
+            self.metrics.generated(sum(chunk.num_tokens for chunk in message.chunks))
             for chunk in message.chunks:
                 if (generation := self._open.get(chunk.number)) is not None:
                     self._deliver(generation, chunk)
