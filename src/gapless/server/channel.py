@@ -71,7 +71,10 @@ class AsyncChannel(Generic[T]):
 
     def send(self, message: Any) -> None:
         """Never blocks: the socket's queue is unbounded."""
-        zmq.Socket.send(self._socket, self._codec.encode(message), zmq.NOBLOCK)
+        # By the asynchronous socket: its file descriptor tells of an arrival once, maybe to this call, so that
+        # afterwards it must look whether `receive` has something to take.
+        sent: Any = self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        sent.result()
 
     async def receive(self) -> T:
         return self._codec.decode(await self._socket.recv())
