@@ -158,6 +158,13 @@ def serve(
     header_timeout: Annotated[
         float, typer.Option(envvar="GAPLESS_HEADER_TIMEOUT", help="Seconds for a request's head to arrive.")
     ] = 10.0,
+    send_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="GAPLESS_SEND_TIMEOUT",
+            help="Seconds that a client may take nothing of what is sent to it.",
+        ),
+    ] = 30.0,
     keep_alive: Annotated[
         float, typer.Option(envvar="GAPLESS_KEEP_ALIVE", help="Seconds that an idle connection is kept.")
     ] = 30.0,
@@ -241,6 +248,7 @@ def serve(
                 request_timeout_s=request_timeout,
                 body_timeout_s=body_timeout,
                 header_timeout_s=header_timeout,
+                send_timeout_s=send_timeout,
                 keep_alive_s=keep_alive,
                 drain_timeout_s=drain_timeout,
                 num_tokenizers=tokenizers,

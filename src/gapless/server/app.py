@@ -146,7 +146,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 def _validation_error(error: RequestValidationError) -> HttpError:
     """The first thing that is wrong with a body, in words."""
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    param = ".".join(str(part)[:100] for part in first["loc"][:20] if part != "body") or None
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return HttpError(400, f"The body is not JSON: {reason}", "invalid_request_error")

@@ -31,6 +31,8 @@ class ServerConfig:
     """A connection that has not sent a whole request head within this time is closed."""
     body_timeout_s: float = 30.0
     """The same for a request's body."""
+    send_timeout_s: float = 30.0
+    """A client that takes nothing of what is sent to it for this long is dropped."""
     keep_alive_s: float = 30.0
     """How long an idle connection is kept."""
     request_timeout_s: float | None = None
@@ -57,6 +59,7 @@ class ServerConfig:
             "max_body_mib",
             "header_timeout_s",
             "body_timeout_s",
+            "send_timeout_s",
             "keep_alive_s",
             "request_timeout_s",
             "drain_timeout_s",

@@ -1,4 +1,4 @@
-"""HTTP connections that do not wait for ever."""
+"""HTTP connections that neither wait nor grow for ever."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+# More than any honest request's; browsers and proxies stop at 8 to 32 KiB.
+_MAX_HEAD_BYTES = 1 << 16
+# Requests that a client may send ahead of their answers. Past it we don't read on, and so don't see it leave.
+_MAX_PIPELINED = 16
+
 
 def connection_class(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's connection, closed if a request's head is not there in time.
+    """uvicorn's connection, with limits where it has none.
 
-    That is `header_timeout_s` after its first byte, or after the connection was made.
+    It is closed if a request's head is not there `header_timeout_s` after the connection was made, or after
+    anything was received while no request is worked on; and if a head, or what stands around the pieces of a
+    body, is long.
     """
 
     class Connection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
+        _num_pending_bytes = 0  # received since a head was complete, or a piece of a body
+        _has_progressed = False
+        _ahead: tuple[Any, ...] = ()  # running cycles that a pipelined request stands behind
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -23,7 +33,26 @@ def connection_class(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            for cycle in self._ahead:
+                if not cycle.response_complete:
+                    cycle.disconnected = True
+                    cycle.message_event.set()
             super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            self._has_progressed = False
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            self._num_pending_bytes = 0 if self._has_progressed else self._num_pending_bytes + len(data)
+            is_idle = self.cycle is None or self.cycle.response_complete
+            if self._num_pending_bytes > _MAX_HEAD_BYTES:
+                if is_idle:
+                    self.send_400_response(f"The request's head is longer than {_MAX_HEAD_BYTES} bytes.")
+                else:
+                    self.transport.close()
+            elif is_idle and self._timer is None:
+                self._wait_for_head()
 
         def on_message_begin(self) -> None:
             self._wait_for_head()
@@ -31,7 +60,17 @@ def connection_class(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._stop_waiting()
+            self._has_progressed = True
+            running = self.cycle
             super().on_headers_complete()
+            if running is not None and not running.response_complete:
+                self._ahead = (*(one for one in self._ahead if not one.response_complete), running)
+                if len(self._ahead) < _MAX_PIPELINED:
+                    self.flow.resume_reading()
+
+        def on_body(self, body: bytes) -> None:
+            self._has_progressed = True
+            super().on_body(body)
 
         def _wait_for_head(self) -> None:
             self._stop_waiting()

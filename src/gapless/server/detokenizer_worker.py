@@ -34,7 +34,7 @@ from gapless.server.messages import (
     TokenLogprob,
     TokenLogprobs,
 )
-from gapless.server.process import Settings, lifeline_has_ended
+from gapless.server.process import Settings, lifeline_has_ended, say_last_words
 from gapless.server.tokenizer_worker import load
 from gapless.tokenizer import Tokenizer
 
@@ -204,8 +204,7 @@ def run(settings: Settings) -> None:
     try:
         worker = DetokenizerWorker(load(settings))
     except Exception as error:
-        front_end.linger = 1000
-        front_end.send(codec.encode(Fatal(failure_of(error))))
+        say_last_words(front_end, codec.encode(Fatal(failure_of(error))))
         return
     tokens = open_socket(zmq.PULL, bind=settings.tokens_address)
     front_end.send(codec.encode(DetokenizerReady(settings.tokens_address)))

@@ -56,12 +56,11 @@ from gapless.server.messages import (
     Token,
     UseDetokenizer,
 )
-from gapless.server.process import Settings, lifeline_has_ended
+from gapless.server.process import LAST_WORDS_S, Settings, lifeline_has_ended
 
 logger = logging.getLogger("gapless.server")
 
 _PROGRESS_EVERY_S = 0.1
-_LAST_WORDS_S = 2.0  # the front end lets go as soon as it has read them
 # Constraints are compiled one at a time anyway; a second thread refuses at once what is cached as known.
 _COMPILE_THREADS = 2
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -358,7 +357,9 @@ async def _serve(settings: Settings) -> None:
 
     channel: AsyncChannel[ToEngine] = AsyncChannel(ToEngine, take, connect=settings.address)
     progress = _Progress(lambda message: loop.call_soon_threadsafe(channel.send, message))
-    loading: asyncio.Future[Any] = loop.run_in_executor(None, start, settings.engine, progress)
+    # A pool of its own: at its end, the loop would wait for its default one, and so for a model unwanted.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-loading")
+    loading: asyncio.Future[Any] = loop.run_in_executor(pool, start, settings.engine, progress)
     await asyncio.wait({loading, ended}, return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
         return
@@ -367,7 +368,7 @@ async def _serve(settings: Settings) -> None:
     except Exception as error:
         logger.debug("Loading failed", exc_info=True)
         channel.send(Fatal(failure_of(error)))
-        await asyncio.wait([ended], timeout=_LAST_WORDS_S)
+        await asyncio.wait([ended], timeout=LAST_WORDS_S)
         return
     worker = EngineWorker(runtime, channel, Outbox(loop))
     channel.send(EngineReady(facts_of(runtime, settings.engine)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -100,8 +100,9 @@ class ServerMetrics:
             "gapless:requests_refused", "Requests refused because the queue was full."
         )
         self._restarts = self._counter(
-            "gapless:worker_restarts", "Processes that died and were started again."
+            "gapless:worker_restarts", "Processes that died, and are started again."
         )
+        self._open = self._gauge("gapless:open_requests", "Prompts whose answer is not complete.")
         self._token_gap = Gauge(
             "gapless:token_gap_seconds",
             "Time between two steps, over the latest ones.",
@@ -185,8 +186,12 @@ class ServerMetrics:
         """A request came too many."""
         self._refused.inc()
 
+    def watch_open(self, count: Callable[[], int]) -> None:
+        """`count` tells how many prompts have no complete answer."""
+        self._open.set_function(count)
+
     def restarted(self) -> None:
-        """A process was started again."""
+        """A process died."""
         self._restarts.inc()
 
     @property

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -73,7 +74,8 @@ class RequestContext:
 
 
 def _printable(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")[:200]
+    """A path for the log: no character of it ends the line or steers a terminal."""
+    return ascii(text)[1:-1][:200]
 
 
 class Authentication:
@@ -104,14 +106,7 @@ class Authentication:
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # In constant time: how long a refusal takes must not tell how much of a guess was right.
-        return (
-            hmac.compare_digest(given.strip().encode("utf-8", "surrogatepass"), key)
-            and scheme.lower() == "bearer"
-        )
-
-
-class BodyTooLargeError(Exception):
-    """A body is longer than allowed."""
+        return hmac.compare_digest(given.strip(" \t").encode("latin-1"), key) and scheme.lower() == "bearer"
 
 
 class BodyLimits:
@@ -129,43 +124,32 @@ class BodyLimits:
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
-            await respond(self._too_large(), scope["path"])(scope, receive, send)
+            error = status_error(413, _too_large(self._max_bytes))
+            await respond(error, scope["path"])(scope, receive, send)
             return
-        has_started = False
+        await self._app(scope, _Body(receive, self._max_bytes, self._timeout_s).receive, send)
 
-        async def watched_send(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
 
-        body = _Body(receive, self._max_bytes, self._timeout_s)
-        try:
-            await self._app(scope, body.receive, watched_send)
-        except BodyTooLargeError:
-            if not has_started:
-                await respond(self._too_large(), scope["path"], connection="close")(scope, receive, send)
-        except asyncio.TimeoutError:
-            if has_started or not body.ran_out:
-                raise
-            error = status_error(408, f"The request's body did not arrive within {self._timeout_s:g} s.")
-            await respond(error, scope["path"], connection="close")(scope, receive, send)
-
-    def _too_large(self) -> HttpError:
-        return status_error(
-            413,
-            f"The request's body is larger than {self._max_bytes} bytes, the limit (--max-body-mib).",
-        )
+def _too_large(max_bytes: int) -> str:
+    """Why a body is refused."""
+    return f"The request's body is larger than {max_bytes} bytes, the server's limit (--max-body-mib)."
 
 
 class _Body:
-    """Counts and times what a client sends; waits without a limit for what comes after: its leaving."""
+    """Counts and times what a client sends; waits without a limit for what comes after: its leaving.
+
+    Raises HTTPException, which passes through FastAPI's reading of a body as it is. After a 413 the
+    connection stays, and what follows of the body is thrown away: to close it could take the answer from a
+    client that writes.
+    """
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
         self._receive = receive
-        self._left = max_bytes
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._is_complete = False
-        self.ran_out = False
 
     async def receive(self) -> Message:
         if self._is_complete:
@@ -173,11 +157,14 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - time.monotonic()))
         except asyncio.TimeoutError:
-            self.ran_out = True
-            raise
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise BodyTooLargeError
+            raise HTTPException(
+                408,
+                f"The request's body did not arrive within {self._timeout_s:g} s.",
+                {"connection": "close"},
+            ) from None
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_bytes:
+            raise HTTPException(413, _too_large(self._max_bytes))
         self._is_complete = not message.get("more_body", False)
         return message
 

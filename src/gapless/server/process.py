@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import shutil
 import signal
 import sys
 from enum import Enum
+from pathlib import Path
 
 import msgspec
+import zmq
 
 from gapless.config import EngineConfig
+
+LAST_WORDS_S = 2.0  # a front end that lives has read them long before
 
 
 class Role(Enum):
@@ -51,6 +57,12 @@ def lifeline_has_ended() -> bool:
     return not os.read(sys.stdin.fileno(), 4096)
 
 
+def say_last_words(socket: zmq.Socket[bytes], message: bytes) -> None:
+    """Sends why this process ends, and waits until the front end has read it: it lets go then."""
+    socket.send(message)
+    select.select([sys.stdin], [], [], LAST_WORDS_S)
+
+
 def main() -> None:
     """Runs one worker to its end."""
     role, settings = Role(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Settings)
@@ -64,6 +76,8 @@ def main() -> None:
     else:
         from gapless.server.tokenizer_worker import run
     run(settings)
+    # The front end does this too, unless it was killed.
+    shutil.rmtree(Path(settings.address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from gapless.errors import InvalidRequestError
 from gapless.sampling import SamplingParams, StructuredOutputs
@@ -30,6 +32,21 @@ _WITHOUT_EFFECT = frozenset(
         "verbosity",
     }
 )
+
+
+@dataclass(frozen=True)
+class _FirstErrorOnly:
+    """pydantic's `FailFast`, which cannot stand in a union."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+T = TypeVar("T")
+
+# A list in a request. A body of some MB can have a million wrong items, and an error for each of them takes
+# seconds and GBs: the first says enough.
+ListOf = Annotated[list[T], _FirstErrorOnly()]
 
 
 class StreamOptions(BaseModel):
@@ -83,7 +100,7 @@ class StructuredOutputsFields(BaseModel):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
@@ -110,12 +127,12 @@ class SamplingFields(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[int] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
@@ -125,7 +142,7 @@ class SamplingFields(BaseModel):
     structured_outputs: StructuredOutputsFields | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
 
     @property
@@ -206,10 +223,10 @@ def _checked_stop(stop: str | list[str] | None) -> str | list[str] | None:
     return None if stop == "" else stop
 
 
-def _token_biases(biases: dict[str, float] | None) -> dict[int, float] | None:
+def _token_biases(biases: dict[str, Any] | None) -> dict[int, float] | None:
     try:
-        return None if biases is None else {int(token_id): bias for token_id, bias in biases.items()}
-    except ValueError:
+        return None if biases is None else {int(token_id): float(bias) for token_id, bias in biases.items()}
+    except (ValueError, TypeError, OverflowError):
         raise InvalidRequestError(
             "logit_bias maps token ids (as strings) to numbers from -100 to 100.", param="logit_bias"
         ) from None

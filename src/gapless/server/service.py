@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from gapless import hub
 from gapless.engine.events import FinishReason
-from gapless.errors import EngineError, GaplessError, InvalidRequestError, TemplateError
+from gapless.errors import ContextLengthError, EngineError, GaplessError, InvalidRequestError, TemplateError
 from gapless.sampling import SamplingParams
 from gapless.server.channel import pack_ids, socket_folder
 from gapless.server.config import ServerConfig
@@ -54,7 +54,7 @@ logger = logging.getLogger("gapless.server")
 PromptOrIds: TypeAlias = "Prompt | Sequence[int]"
 
 # A prompt whose tokenizer dies is tried once more; the second time it is taken for the cause.
-_MAX_ENCODE_ATTEMPTS = 2
+_MAX_DEATHS = 2
 _STATS_TIMEOUT_S = 5.0
 
 
@@ -88,6 +88,7 @@ class Service:
         self._resources = ExitStack()
         self._workers: list[Worker[Any]] = []
         self._stopping = False
+        self.metrics.watch_open(lambda: len(self._open))
 
     # --- life ---
 
@@ -131,10 +132,14 @@ class Service:
         for worker in self._workers:
             worker.start()
 
+    def end_requests(self) -> None:
+        """Ends all requests with an error, and takes no more."""
+        self._stopping = True
+        self._fail_all(NotReadyError("The server is shutting down."))
+
     async def close(self) -> None:
         """Ends all requests and processes."""
-        self._stopping = True
-        self._fail_all(EngineError("The server is shutting down."))
+        self.end_requests()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         self._resources.close()
 
@@ -204,7 +209,7 @@ class Service:
         stream = Stream(request_id or uuid.uuid4().hex, params, priority, self._cancel, is_embedding)
         try:
             for position, prompt in enumerate(prompts):
-                self._open_one(stream, position, prompt, params)
+                self._open_one(stream, position, prompt, params, facts)
         except BaseException:
             stream.cancel()
             raise
@@ -212,12 +217,12 @@ class Service:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""
-        self.require_ready()
+        packed = _packed(token_ids, self.require_ready())
         number = next(self._numbers)
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._decodes[number] = future
         try:
-            self._to_tokenizer(Decode(number, _packed(token_ids)))
+            self._to_tokenizer(Decode(number, packed))
             return await future
         finally:
             self._decodes.pop(number, None)
@@ -243,7 +248,9 @@ class Service:
                 f"{self.config.max_queue} waiting). Try again later."
             )
 
-    def _open_one(self, stream: Stream, position: int, prompt: PromptOrIds, params: SamplingParams) -> None:
+    def _open_one(
+        self, stream: Stream, position: int, prompt: PromptOrIds, params: SamplingParams, facts: ModelFacts
+    ) -> None:
         is_text = isinstance(prompt, Prompt)
         generation = Generation(
             next(self._numbers), stream, position, prompt if isinstance(prompt, Prompt) else None, params
@@ -254,13 +261,12 @@ class Service:
         if is_text:
             self._encode(generation)
         else:
-            generation.token_ids = _packed(prompt)
+            generation.token_ids = _packed(prompt, facts)
             self._submit(generation)
 
     def _encode(self, generation: Generation) -> None:
         assert generation.prompt is not None
         assert self.facts is not None
-        generation.num_attempts += 1
         self._to_tokenizer(Encode(generation.number, generation.prompt, self.facts.max_model_len))
 
     def _to_tokenizer(self, message: Encode | Decode) -> None:
@@ -408,19 +414,23 @@ class Service:
     # --- deaths ---
 
     def _tokenizer_died(self, worker: Worker[FromTokenizer]) -> None:
-        """What it had is given to the next, once."""
+        """What it had is given to the next."""
+        self.metrics.restarted()
         lost, self._encoding[worker] = self._encoding[worker], {}
-        for message in lost.values():
+        for place, message in enumerate(lost.values()):
             if isinstance(message, Decode):
                 if (future := self._decodes.get(message.number)) is not None:
                     future.set_exception(InternalError("The tokenizer died."))
             elif (generation := self._open.get(message.number)) is not None:
-                if generation.num_attempts >= _MAX_ENCODE_ATTEMPTS:
+                generation.num_deaths += not place  # it works on them in order: the first is the suspect
+                if generation.num_deaths >= _MAX_DEATHS:
                     self._fail(generation, InternalError("The tokenizer died over this prompt."))
                 else:
                     self._encode(generation)
 
     def _engine_died(self, worker: Worker[FromEngine]) -> None:
+        self.metrics.restarted()
+        self.metrics.engine_restarted()
         self._fail_all(EngineError("The engine died under this request."), Stage.SUBMITTED)
         for waiter in self._stats_waiters:
             waiter.cancel()
@@ -428,6 +438,7 @@ class Service:
         self._detokenizer.send([Forget(next(self._numbers))])
 
     def _detokenizer_died(self, worker: Worker[FromDetokenizer]) -> None:
+        self.metrics.restarted()
         self._fail_all(EngineError("The detokenizer died under this request."), Stage.SUBMITTED)
 
     def _give_up(self, error: GaplessError) -> None:
@@ -435,7 +446,14 @@ class Service:
         self._on_fatal(error)
 
 
-def _packed(token_ids: Any) -> bytes:
+def _packed(token_ids: Any, facts: ModelFacts) -> bytes:
+    """Ids of a prompt as int32. Those that are far too many are refused before anything is made of them."""
+    if len(token_ids) > facts.max_model_len:
+        raise ContextLengthError(
+            f"The prompt has {len(token_ids)} tokens, but prompt and output together may have at most "
+            f"{facts.max_model_len}. Shorten it.",
+            param="prompt",
+        )
     try:
         return pack_ids(token_ids)
     except (OverflowError, ValueError, TypeError):

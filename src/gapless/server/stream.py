@@ -35,7 +35,7 @@ class Generation:
     token_ids: bytes = b""  # int32
     tail: str = ""  # end of the prompt's text
     stage: Stage = Stage.ENCODING
-    num_attempts: int = 0  # at encoding it
+    num_deaths: int = 0  # of tokenizers that were encoding it
     open_choices: set[int] = field(default_factory=set)
     num_output_tokens: int = 0
     arrival_s: float = field(default_factory=time.perf_counter)

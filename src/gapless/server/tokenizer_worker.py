@@ -31,7 +31,7 @@ from gapless.server.messages import (
     ToTokenizer,
     Whole,
 )
-from gapless.server.process import Settings, lifeline_has_ended
+from gapless.server.process import Settings, lifeline_has_ended, say_last_words
 from gapless.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 
 logger = logging.getLogger("gapless.server")
@@ -142,8 +142,7 @@ def run(settings: Settings) -> None:
     try:
         worker = TokenizerWorker(load(settings))
     except Exception as error:
-        socket.linger = 1000
-        socket.send(codec.encode(Fatal(failure_of(error))))
+        say_last_words(socket, codec.encode(Fatal(failure_of(error))))
         return
     socket.send(codec.encode(worker.ready()))
     poller = zmq.Poller()

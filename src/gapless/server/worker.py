@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,12 +119,15 @@ class Worker(Generic[T]):
         fatal: list[GaplessError] = []
         self._channel = AsyncChannel(self._kind, lambda message: self._take(message, fatal), bind=address)
         arguments = command(self.role, self._make_settings(address))
-        self._process = process = await asyncio.create_subprocess_exec(
-            *arguments, stdin=asyncio.subprocess.PIPE
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(*arguments, stdin=asyncio.subprocess.PIPE)
+        except OSError as error:  # no memory, or too many files are open: that may pass
+            logger.error("The %s could not be started: %s", self.name, error)
+            return None
+        self._process = process
         status = await process.wait()
         if not fatal:
-            cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            cause = f"signal {-status}" if status < 0 else f"status {status}"
             logger.error("The %s (process %d) ended with %s", self.name, process.pid, cause)
         return fatal[0] if fatal else None
 

@@ -37,7 +37,7 @@ from gapless.server.responses import (
     Items,
     WholeResponse,
 )
-from gapless.server.sampling import SamplingFields, refuse_unsupported
+from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
 
@@ -45,6 +45,7 @@ MAX_TOP_LOGPROBS = 20
 
 _UNSUPPORTED = {
     "audio": "This server generates text.",
+    "chat_template": "The operator chooses it, with --chat-template.",
     "continue_final_message": "Use /v1/completions to continue a text.",
     "function_call": "Use tool_choice.",
     "functions": "Use tools.",
@@ -60,7 +61,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[dict[str, Any] | str] | None = None
+    content: str | ListOf[dict[str, Any] | str] | None = None
 
 
 class ChatTool(BaseModel):
@@ -75,18 +76,18 @@ class ChatTool(BaseModel):
 class ChatRequest(SamplingFields):
     """OpenAI's chat request, with vLLM's additions."""
 
-    messages: list[ChatMessage]
+    messages: ListOf[ChatMessage]
     max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[ChatTool] | None = None
+    tools: ListOf[ChatTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
-    documents: list[dict[str, Any]] | None = None
-    modalities: list[str] | None = None
+    documents: ListOf[dict[str, Any]] | None = None
+    modalities: ListOf[str] | None = None
 
     def template_variables(self) -> dict[str, Any]:
         """What the chat template gets beside messages and tools."""

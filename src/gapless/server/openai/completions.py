@@ -21,7 +21,7 @@ from gapless.server.responses import (
     Items,
     WholeResponse,
 )
-from gapless.server.sampling import SamplingFields, refuse_unsupported
+from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import PromptOrIds, Service
 from gapless.server.stream import Stream
 
@@ -37,7 +37,7 @@ _UNSUPPORTED = {
 class CompletionRequest(SamplingFields):
     """OpenAI's completion request, with vLLM's additions. Control tokens in the prompt count as such."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | ListOf[int] | ListOf[str] | ListOf[ListOf[int]]
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
