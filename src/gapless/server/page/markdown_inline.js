@@ -1,7 +1,6 @@
 /**
  * The text of a block → a flat list of tokens: {text}, {link, text}, {code}, {math}, {break}, {open, href?} and
- * {close}. `open` and `close` nest. Nothing here touches the document, and the time that it takes grows with the text's
- * length only.
+ * {close}. `open` and `close` nest. Nothing here touches the document, and the time taken grows with the text's length only.
  */
 
 const SPECIAL = /[\\`*_[\]!<\n]|~~|\$\$|https?:\/\//g;
