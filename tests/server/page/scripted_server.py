@@ -1,4 +1,4 @@
-"""A server with the chat page and the endpoints that it uses, whose answers the test writes piece by piece."""
+"""A server with the chat page and the endpoints that it uses. The test writes its answers piece by piece."""
 
 from __future__ import annotations
 

@@ -200,8 +200,15 @@ class TestKept:
         expect(last_answer(page)).to_contain_text("Fine")
 
     def test_full_storage_is_told_and_does_not_stop_the_chat(self, page: Page, server: ScriptedServer):
-        page.evaluate("() => { let s = 'x'.repeat(1 << 20); let i = 0; try { for (;;) localStorage.setItem(i++, s) }"
-                      " catch { for (s = 'x'; ;) try { for (;;) localStorage.setItem('f', s += s) } catch { break } } }")  # fmt: skip
+        page.evaluate(
+            """() => {
+              for (let size = 1 << 20, key = 0; size >= 1; size >>= 1) {
+                try {
+                  for (;;) localStorage.setItem(`filler ${key++}`, "x".repeat(size));
+                } catch {}
+              }
+            }"""
+        )
         server.next_answer().say("word " * 300_000).finish()
         ask(page)
         done(page)
@@ -213,7 +220,14 @@ class TestSettings:
     def test_parameters_are_sent_and_remembered(self, page: Page, server: ScriptedServer):
         panel = open_settings(page)
         panel.get_by_label("System prompt").fill("Be brief.")
-        values = {"Temperature": "0.5", "Top p": "0.9", "Top k": "40", "Min p": "0.05", "Max tokens": "64", "Seed": "7"}
+        values = {
+            "Temperature": "0.5",
+            "Top p": "0.9",
+            "Top k": "40",
+            "Min p": "0.05",
+            "Max tokens": "64",
+            "Seed": "7",
+        }
         for label, value in values.items():
             panel.get_by_label(label).fill(value)
         panel.get_by_label("Stop at").fill("END\n\\n\\n")
@@ -243,7 +257,9 @@ class TestTheServerSays:
     def test_its_error(self, page: Page, server: ScriptedServer):
         server.next_answer(400, "temperature must be at least 0, not -1 <b>")
         ask(page, "First")
-        expect(last_answer(page).get_by_role("alert")).to_have_text("temperature must be at least 0, not -1 <b>")
+        expect(last_answer(page).get_by_role("alert")).to_have_text(
+            "temperature must be at least 0, not -1 <b>"
+        )
         server.next_answer().say("Well").finish()
         ask(page, "Second")
         expect(last_answer(page)).to_contain_text("Well")
@@ -277,6 +293,13 @@ class TestTheServerSays:
         expect(last_answer(page)).to_contain_text("Here I am")
         done(page)
 
+    def test_nothing_at_all(self, page: Page, context: BrowserContext):
+        expect(page.locator("#status")).to_contain_text("running 3")
+        context.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+        ask(page)
+        expect(last_answer(page).get_by_role("alert")).to_contain_text("can't be reached")
+        expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
     def test_that_it_wants_a_key(self, page: Page, server: ScriptedServer):
         server.key = "s3cret"
         ask(page)
@@ -304,19 +327,45 @@ class TestTheServerSays:
         expect(page.locator("#status")).to_contain_text("running 3 / 64")
 
     def test_what_it_does(self, page: Page, server: ScriptedServer):
-        expect(page.locator("#status span")).to_have_text(["running 3 / 64", "waiting 0", "KV 12 %", "512 tok/s"])
+        expect(page.locator("#status span")).to_have_text(
+            ["running 3 / 64", "waiting 0", "KV 12 %", "512 tok/s"]
+        )
         expect(page.locator("#model")).to_have_text("tiny-llama")
         server.stats |= {"num_running": 4, "generation_tokens_per_s": 0.0}
         expect(page.locator("#status span")).to_have_text(["running 4 / 64", "waiting 0", "KV 12 %"])
+
+
+def test_a_page_that_is_not_seen_asks_nothing(context: BrowserContext, server: ScriptedServer):
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/stats") else None)
+    page.clock.install()
+    page.goto(server.url)
+    expect(page.locator("#status")).to_contain_text("running 3")
+    see = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });" \
+        " document.dispatchEvent(new Event('visibilitychange')) }"  # fmt: skip
+    page.evaluate(see, True)
+    asked.clear()
+    page.clock.run_for(10_000)
+    assert asked == []
+    server.stats |= {"num_running": 5}
+    page.evaluate(see, False)
+    expect(page.locator("#status")).to_contain_text("running 5")
+    server.stats |= {"num_running": 6}
+    page.clock.run_for(1_000)
+    expect(page.locator("#status")).to_contain_text("running 6")
 
 
 HOSTILE = """<script>alert(1)</script>
 <img src=x onerror=alert(2)> <img src="http://203.0.113.1/a.png"> <svg onload=alert(3)>
 <iframe src="http://203.0.113.1/"></iframe><style>body{display:none}</style>
 
-[a](javascript:alert(4)) [b](JaVaScRiPt:alert(5)) [c](java\tscript:alert(6)) [d](data:text/html,<script>alert(7)</script>)
-[e](\x01javascript:alert(8)) [f](<javascript:alert(9)>) [g](vbscript:x) [h](/v1/models) [i](//203.0.113.1/x) [j](&#106;avascript:alert(1))
-<javascript:alert(10)> ![k](javascript:alert(11)) ![pixel](http://203.0.113.1/pixel.png) [![l](http://203.0.113.1/m.png)](javascript:alert(12))
+[a](javascript:alert(4)) [b](JaVaScRiPt:alert(5)) [c](java\tscript:alert(6)) 
+[d](data:text/html,<script>alert(7)</script>)
+[e](\x01javascript:alert(8)) [f](<javascript:alert(9)>) [g](vbscript:x) [h](/v1/models) [i](//203.0.113.1/x)
+[j](&#106;avascript:alert(1))
+<javascript:alert(10)> ![k](javascript:alert(11)) ![pixel](http://203.0.113.1/pixel.png)
+[![l](http://203.0.113.1/m.png)](javascript:alert(12))
 
 | <script>alert(13)</script> | <b onmouseover=alert(14)>x</b><br> |
 |---|---|
@@ -348,7 +397,11 @@ def test_an_answer_full_of_html_stays_text(page: Page, server: ScriptedServer):
         links = page.locator("#messages a").evaluate_all("links => links.map(link => link.href)")
         assert "http://203.0.113.1/pixel.png" in links
         assert {link for link in links if not link.startswith("http://203.0.113.1/")} == set()
-        for text in ("<script>alert(1)</script>", "[a](javascript:alert(4))", "<img src=x onerror=alert(18)>"):
+        for text in (
+            "<script>alert(1)</script>",
+            "[a](javascript:alert(4))",
+            "<img src=x onerror=alert(18)>",
+        ):
             expect(last_answer(page)).to_contain_text(text)
         page.reload()
 
@@ -364,16 +417,24 @@ def test_right_to_left(page: Page, server: ScriptedServer):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_no_horizontal_scrolling(
-    browser: Browser, server: ScriptedServer, context: BrowserContext, scheme: str
-):
+def test_a_phone_has_no_horizontal_scrolling(browser: Browser, server: ScriptedServer, scheme: str):
     phone = browser.new_context(
         viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True, color_scheme=scheme
     )
     page = phone.new_page()
     page.goto(server.url)
-    wide = "| " + " | ".join(f"column {i}" for i in range(12)) + " |\n" + "|---" * 12 + "|\n" + "| cell " * 12 + "|\n"
-    server.next_answer().say(f"{'long' * 100}\n\n{wide}\n```\n{'code ' * 100}\n```\n\n{'# ' + 'x' * 300}").finish()
+    wide = (
+        "| "
+        + " | ".join(f"column {i}" for i in range(12))
+        + " |\n"
+        + "|---" * 12
+        + "|\n"
+        + "| cell " * 12
+        + "|\n"
+    )
+    server.next_answer().say(
+        f"{'long' * 100}\n\n{wide}\n```\n{'code ' * 100}\n```\n\n{'# ' + 'x' * 300}"
+    ).finish()
     ask(page, "w" * 400)
     done(page)
     overflow = "() => document.scrollingElement.scrollWidth - innerWidth"

@@ -116,7 +116,7 @@ export class Chat {
 
   async #answer() {
     const request = this.#request();
-    const message = newMessage("assistant", "");
+    const message = { ...newMessage("assistant", ""), note: "Stopped." }; // unless it comes to its end
     const view = this.#add(message);
     const controller = new AbortController();
     view.start();
@@ -126,10 +126,10 @@ export class Chat {
     try {
       await this.#stream(request, message, view, controller.signal);
     } catch (error) {
-      if (controller.signal.aborted) message.note = "Stopped.";
-      else message.error = error.message;
-      if (!controller.signal.aborted && !(error instanceof ServerError)) console.error(error);
+      message.error = controller.signal.aborted ? "" : error.message;
+      if (message.error && !(error instanceof ServerError)) console.error(error);
     }
+    if (message.error) message.note = "";
     view.finish(message);
     if (this.#running !== controller) return; // another conversation has begun
     this.#setRunning(null);
@@ -156,6 +156,7 @@ export class Chat {
       view.showFigures(message.figures);
       this.#saveSoon();
     }
+    message.note = "";
     if (finishReason === "length") message.note = "The answer has reached its limit of tokens.";
     else if (!message.content && !message.reasoning) message.note = "The model answered with nothing.";
   }

@@ -33,7 +33,7 @@ export class Figures {
     if (this.#usage?.total_tokens && maxModelLen) {
       figures.push(`context ${count(this.#usage.total_tokens)} of ${count(maxModelLen)}`);
     }
-    return figures.join(" · ");
+    return figures.map((figure) => figure.replaceAll(" ", "\u00a0")).join(" · "); // lines break between figures
   }
 }
 

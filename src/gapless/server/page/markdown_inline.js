@@ -1,6 +1,7 @@
 /**
  * The text of a block → a flat list of tokens: {text}, {link, text}, {code}, {math}, {break}, {open, href?} and
- * {close}. `open` and `close` nest. Nothing here touches the document, and the time taken grows with the text's length only.
+ * {close}. `open` and `close` nest. Nothing here touches the document, and the time that it takes grows with the text's
+ * length only.
  */
 
 const SPECIAL = /[\\`*_[\]!<\n]|~~|\$\$|https?:\/\//g;
@@ -170,7 +171,7 @@ class InlineParser {
     } else {
       matchMarks(marks);
       for (const token of inside) delete token.link; // no link inside a link
-      this.#tokens.push({ open: "a", href }, ...inside, { close: true });
+      this.#tokens = this.#tokens.concat({ open: "a", href }, inside, { close: true });
       this.#brackets = [];
     }
     this.#at = target.end;

@@ -97,6 +97,7 @@ export class AnswerView {
     words.textContent = `The server is loading the model${percent(share, ": ")}`;
     if (share === null) bar.removeAttribute("value");
     else bar.value = share;
+    this.#onRendered();
   }
 
   showFigures(text) {
@@ -150,7 +151,8 @@ export class AnswerView {
 function answerParts(message, onRegenerate) {
   const summary = element("summary", {}, "Thinking …");
   const figures = element("span", { class: "figures" });
-  const regenerate = element("button", { type: "button", class: "quiet regenerate", onclick: onRegenerate }, "Try again");
+  const regenerate = element("button", { type: "button", class: "quiet regenerate", onclick: onRegenerate });
+  regenerate.textContent = "Try again";
   return {
     summary,
     figures,
