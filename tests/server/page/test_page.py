@@ -360,7 +360,7 @@ HOSTILE = """<script>alert(1)</script>
 <img src=x onerror=alert(2)> <img src="http://203.0.113.1/a.png"> <svg onload=alert(3)>
 <iframe src="http://203.0.113.1/"></iframe><style>body{display:none}</style>
 
-[a](javascript:alert(4)) [b](JaVaScRiPt:alert(5)) [c](java\tscript:alert(6)) 
+[a](javascript:alert(4)) [b](JaVaScRiPt:alert(5)) [c](java\tscript:alert(6))
 [d](data:text/html,<script>alert(7)</script>)
 [e](\x01javascript:alert(8)) [f](<javascript:alert(9)>) [g](vbscript:x) [h](/v1/models) [i](//203.0.113.1/x)
 [j](&#106;avascript:alert(1))

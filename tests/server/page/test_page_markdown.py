@@ -1,4 +1,4 @@
-"""The chat page's markdown in a real browser: what it shows, that hostile text stays text, and that it is quick."""
+"""The chat page's markdown in a browser: what it shows, that hostile text stays text, that it is quick."""
 
 from __future__ import annotations
 
