@@ -3,6 +3,7 @@
 /** A new element with properties or attributes, `onNAME` listeners, and children. */
 export function element(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
+  node.append(...children); // before dir="auto", which would look at the text again with each child
   for (const [name, value] of Object.entries(properties)) {
     if (name === "class") node.className = value;
     else if (name === "dataset") Object.assign(node.dataset, value);
@@ -10,8 +11,14 @@ export function element(tag, properties = {}, ...children) {
     else if (name in node) node[name] = value;
     else node.setAttribute(name, value);
   }
-  node.append(...children);
   return node;
+}
+
+/** `nodes`, of which there may be more than a call takes arguments, in one. */
+export function fragment(nodes) {
+  const made = document.createDocumentFragment();
+  for (const node of nodes) made.append(node);
+  return made;
 }
 
 /** A button that copies what `text()` returns, and says so. */

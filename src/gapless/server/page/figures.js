@@ -38,7 +38,7 @@ export class Figures {
 }
 
 function decimals(value, digits = 1) {
-  return value >= 100 ? value.toFixed(0) : value.toFixed(digits);
+  return value >= 100 ? count(Math.round(value)) : value.toFixed(digits);
 }
 
 function count(value) {

@@ -1,6 +1,6 @@
 /** Markdown → elements, made one by one and filled through text nodes, so that nothing in an answer is markup. */
 
-import { copyButton, element } from "./dom.js";
+import { copyButton, element, fragment } from "./dom.js";
 import { parseBlocks } from "./markdown_blocks.js";
 import { parseInline } from "./markdown_inline.js";
 
@@ -73,7 +73,7 @@ function blockElement(block) {
     case "rule":
       return element("hr");
     case "quote":
-      return element("blockquote", { dir: "auto" }, ...block.blocks.map(blockElement));
+      return element("blockquote", { dir: "auto" }, fragment(block.blocks.map(blockElement)));
     case "list":
       return listElement(block);
     default:
@@ -82,13 +82,11 @@ function blockElement(block) {
 }
 
 function inline(tag, text, options) {
-  const node = element(tag, { dir: "auto" });
-  appendInline(node, text, options);
-  return node;
+  return element(tag, { dir: "auto" }, inlineFragment(text, options));
 }
 
-function appendInline(root, text, options) {
-  const path = [root];
+function inlineFragment(text, options) {
+  const path = [fragment([])];
   for (const token of parseInline(text, options)) {
     const parent = path[path.length - 1];
     if (token.open) {
@@ -98,6 +96,7 @@ function appendInline(root, text, options) {
     } else if (token.close) path.pop();
     else parent.append(inlineNode(token));
   }
+  return path[0];
 }
 
 function openedElement({ open, href }) {
@@ -140,9 +139,8 @@ function updateCode(old, block) {
 }
 
 function listElement({ first, loose, items }) {
-  const list = first === null ? element("ul", { dir: "auto" }) : element("ol", { dir: "auto", start: first });
-  for (const blocks of items) list.append(itemElement(blocks, loose));
-  return list;
+  const content = fragment(items.map((blocks) => itemElement(blocks, loose)));
+  return first === null ? element("ul", { dir: "auto" }, content) : element("ol", { dir: "auto", start: first }, content);
 }
 
 function itemElement(blocks, loose) {
@@ -153,24 +151,19 @@ function itemElement(blocks, loose) {
     item.className = "task";
     head = { ...head, text: (box[1] === " " ? "☐" : "☑") + head.text.slice(box[0].length) };
   }
-  if (head?.type === "paragraph" && !loose) appendInline(item, head.text);
+  if (head?.type === "paragraph" && !loose) item.append(inlineFragment(head.text));
   else if (head) item.append(blockElement(head));
-  item.append(...rest.map(blockElement));
+  item.append(fragment(rest.map(blockElement)));
   return item;
 }
 
 function tableElement({ alignments, header, rows }) {
-  const row = (cells, tag) =>
-    element(
-      "tr",
-      {},
-      ...cells.map((text, i) => {
-        const cell = inline(tag, text, { lineBreaks: true });
-        cell.className = alignments[i];
-        return cell;
-      }),
-    );
-  const table = element("table", { dir: "auto" }, element("thead", {}, row(header, "th")));
-  table.append(element("tbody", {}, ...rows.map((cells) => row(cells, "td"))));
+  const row = (cells, tag) => {
+    const shown = cells.map((text) => inline(tag, text, { lineBreaks: true }));
+    shown.forEach((cell, i) => (cell.className = alignments[i]));
+    return element("tr", {}, fragment(shown));
+  };
+  const body = element("tbody", {}, fragment(rows.map((cells) => row(cells, "td"))));
+  const table = element("table", { dir: "auto" }, element("thead", {}, row(header, "th")), body);
   return element("div", { class: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, table);
 }

@@ -171,7 +171,7 @@ class InlineParser {
     } else {
       matchMarks(marks);
       for (const token of inside) delete token.link; // no link inside a link
-      this.#tokens.push({ open: "a", href }, ...inside, { close: true });
+      this.#tokens = this.#tokens.concat({ open: "a", href }, inside, { close: true });
       this.#brackets = [];
     }
     this.#at = target.end;

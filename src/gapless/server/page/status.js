@@ -45,10 +45,13 @@ export class Status {
       this.#text(`Loading the model${percent(stats.loading, " ")}`);
       return;
     }
-    const figures = [`running ${stats.num_running} / ${stats.max_num_seqs}`, `waiting ${stats.num_waiting}`];
-    if (typeof stats.kv_usage === "number") figures.push(`KV ${percent(stats.kv_usage)}`);
+    const figures = [];
+    if (typeof stats.num_running === "number") {
+      figures.push(`running ${stats.num_running} / ${stats.max_num_seqs}`, `waiting ${stats.num_waiting}`);
+      figures.push(`KV ${percent(stats.kv_usage)}`);
+    }
     if (stats.generation_tokens_per_s > 0) figures.push(`${Math.round(stats.generation_tokens_per_s)} tok/s`);
-    this.#text(...figures);
+    this.#text(...(figures.length > 0 ? figures : ["ready"])); // the engine may be busy with its first step
   }
 
   #fail(error) {
