@@ -139,15 +139,14 @@ class ServerMetrics:
         )
         self._rate = RateMeter()
 
-    def generated(self, num_tokens: int) -> None:
+    def generated(self, num_tokens: int, now_s: float) -> None:
         """So many new tokens have come, of all choices together."""
         self._generation_tokens.inc(num_tokens)
-        self._rate.add(time.perf_counter(), num_tokens)
+        self._rate.add(now_s, num_tokens)
 
-    def chunk(self, generation: Generation, chunk: Chunk) -> None:
+    def chunk(self, generation: Generation, chunk: Chunk, now_s: float) -> None:
         """A choice gained tokens."""
         if chunk.num_tokens:
-            now_s = time.perf_counter()
             last_s = generation.last_chunk_s.get(chunk.index)
             generation.last_chunk_s[chunk.index] = now_s
             if last_s is not None:

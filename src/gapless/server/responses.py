@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gapless.errors import GaplessError
 from gapless.server.errors import HttpError, RequestTimeoutError, http_error
 from gapless.server.messages import Chunk
+from gapless.server.middleware import DIRECT_SEND
 from gapless.server.stream import ClientGoneError, Stream
 
 logger = logging.getLogger("gapless.server")
@@ -63,12 +64,14 @@ class GenerationResponse(Response, ABC):
         self._stream = stream
         self._timeout_s = timeout_s
         self._path = ""
+        self._direct_send: Send | None = None
         self._has_started = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         self._path = scope["path"]
+        self._direct_send = scope.get(DIRECT_SEND)
         watcher = asyncio.create_task(self._watch(receive))
         timer = None
         if self._timeout_s is not None:
@@ -150,18 +153,18 @@ class EventResponse(GenerationResponse):
 
     async def _respond(self, send: Send) -> None:
         stream, formatter = self._stream, self._formatter
-        while not stream.is_finished:
-            # Once tokens flow, they are the heartbeat: a timer for each of them would cost too much.
-            if not await stream.wait(None if stream.num_output_tokens else _HEARTBEAT_S):
-                await self._send(send, formatter.heartbeat)
-                continue
-            items = stream.read()
-            data = formatter.push(items)
+        while not await stream.wait(_HEARTBEAT_S):
+            await self._send(send, formatter.heartbeat)
+        while True:
+            data = formatter.push(stream.read())
             is_last = stream.is_finished
             if is_last:
                 data += formatter.finish()
             if data:
                 await self._send(send, data, more=not is_last)
+            if is_last:
+                return
+            await stream.wait()  # tokens are the heartbeat now
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         if not self._has_started:
@@ -169,7 +172,7 @@ class EventResponse(GenerationResponse):
             await self._send_head(
                 send, 200, self._formatter.media_type, cache_control="no-cache", x_accel_buffering="no"
             )
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        await (self._direct_send or send)({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_error(self, send: Send, error: HttpError) -> None:
         if self._has_started:

@@ -376,21 +376,22 @@ class Service:
 
     def _from_detokenizer(self, worker: Worker[FromDetokenizer], message: FromDetokenizer) -> None:
         if isinstance(message, Chunks):
-            self.metrics.generated(sum(chunk.num_tokens for chunk in message.chunks))
+            now_s = time.perf_counter()
+            self.metrics.generated(sum(chunk.num_tokens for chunk in message.chunks), now_s)
             for chunk in message.chunks:
                 if (generation := self._open.get(chunk.number)) is not None:
-                    self._deliver(generation, chunk)
+                    self._deliver(generation, chunk, now_s)
         elif isinstance(message, DetokenizerReady):
             worker.is_ready = True
             if self._engine.is_ready:
                 self._engine.send(UseDetokenizer(message.address))
 
-    def _deliver(self, generation: Generation, chunk: Chunk) -> None:
+    def _deliver(self, generation: Generation, chunk: Chunk, now_s: float) -> None:
         if chunk.error is not None:
             self._fail(generation, EngineError(chunk.error))
             return
         generation.num_output_tokens += chunk.num_tokens
-        self.metrics.chunk(generation, chunk)
+        self.metrics.chunk(generation, chunk, now_s)
         if chunk.finish_reason is not None:
             generation.open_choices.discard(chunk.index)
             self.metrics.finished(chunk.finish_reason, 1)

@@ -116,9 +116,11 @@ class Stream:
         if not self._items:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
-            await self._waiter
-            if timer is not None:
+            if timeout_s is None:
+                await self._waiter
+            else:
+                timer = loop.call_later(timeout_s, self._wake)
+                await self._waiter
                 timer.cancel()
         return bool(self._items)
 
