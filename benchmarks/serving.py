@@ -17,8 +17,8 @@ second). With --requests so many are sent, a new one when one ends; with --rate 
 given: the same texts, threads and counts; those that are not being measured are idle. --idle-ttft measures
 what a server adds to the time to the first token of a single request, against token ids handed to the engine.
 
-Prompts are random words, new ones for each request. The client's own processor time is printed: on the
-server's machine it is taken from the server. Failed requests are counted by kind and make the command fail.
+Prompts are random words, new ones for each request. Processor times per token are printed, with
+--streams alone those of decoding: what the client takes is taken from a server on the same machine. Failed requests are counted by kind and make the command fail.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Any
 
 from loadgen import figures
 from loadgen.figures import MeasurementError
-from loadgen.openai import FULL_LENGTH, Api
+from loadgen.openai import FULL_LENGTH, Api, first_model
 from loadgen.prompts import RandomPrompts
 from loadgen.targets import (
     HttpTarget,
@@ -106,21 +106,17 @@ class Bench:
 
     def _all_at_once(self, target: Target, prompts: list[str], others: list[str]) -> dict[str, float]:
         prefill = self._checked(target.run(prompts, 1)).streams
-        decode = self._checked(target.run(prompts, self._new_tokens + _SLACK_TOKENS)).streams
+        decode = self._checked(target.run(prompts, self._new_tokens + _SLACK_TOKENS))
         return {
             "prefill_tokens_per_s": figures.prefill_tokens_per_s(prefill),
-            "decode_tokens_per_s": figures.decode_tokens_per_s(decode, self._new_tokens),
+            "decode_tokens_per_s": figures.decode_tokens_per_s(decode.streams, self._new_tokens),
             **self._figures(target.run(others, self._new_tokens)),
+            **_cpu_times(decode),
         }
 
     def _figures(self, run: Run) -> dict[str, float]:
-        streams = self._checked(run).streams
-        num_tokens = sum(stream.num_tokens for stream in streams)
-        return {
-            **figures.latencies(streams),
-            "client_us_per_token": run.client_cpu_s / num_tokens * 1e6,
-            "server_us_per_token": run.server_cpu_s / num_tokens * 1e6,
-        }
+        checked = self._checked(run)
+        return {**figures.latencies(checked.streams), **_cpu_times(checked)}
 
     def _checked(self, run: Run) -> Run:
         """The streams that did not fail; MeasurementError if there is none."""
@@ -132,27 +128,44 @@ class Bench:
         return Run(streams, run.client_cpu_s, run.server_cpu_s)
 
 
+def _cpu_times(run: Run) -> dict[str, float]:
+    num_tokens = sum(stream.num_tokens for stream in run.streams)
+    return {
+        "client_us_per_token": run.client_cpu_s / num_tokens * 1e6,
+        "server_us_per_token": run.server_cpu_s / num_tokens * 1e6,
+    }
+
+
 def measure_server(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
     """One server, at each count of streams or at one rate of arrivals."""
-    api = Api(options.model, options.endpoint, options.api_key, options.full_length)
+    model = options.model or first_model(options.url, options.api_key)
+    api = Api(model, options.endpoint, options.api_key, options.full_length)
     target = HttpTarget("server", options.url, api)
-    bench.fit_prompts(target)
-    if options.warmup:
-        bench.round([target], options.warmup)
-    print_heading()
-    results = []
-    for count in options.streams if options.rate is None else [0]:
-        rounds = []
-        for _ in range(options.repeat):
-            if options.rate is not None:
-                rounds.append(bench.open_loop(target, options.rate, options.requests))
-            elif options.requests is not None:
-                rounds.append(bench.closed_loop(target, count, options.requests))
-            else:
-                rounds += bench.round([target], count)
-        results.append(result_of(target, count, rounds))
-    target.close()
-    return results
+    try:
+        bench.fit_prompts(target)
+        if options.warmup:
+            bench.round([target], options.warmup)
+        print_heading()
+        counts = options.streams if options.rate is None else [0]
+        return [
+            result_of(
+                target, count, [server_round(options, bench, target, count) for _ in range(options.repeat)]
+            )
+            for count in counts
+        ]
+    finally:
+        target.close()
+
+
+def server_round(
+    options: argparse.Namespace, bench: Bench, target: HttpTarget, num_streams: int
+) -> dict[str, float]:
+    """What the options ask for, once."""
+    if options.rate is not None:
+        return bench.open_loop(target, options.rate, options.requests)
+    if options.requests is not None:
+        return bench.closed_loop(target, num_streams, options.requests)
+    return bench.round([target], num_streams)[0]
 
 
 def compare(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
@@ -259,7 +272,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="default", help="the name that is sent")
+    parser.add_argument("--model", help="the name that is sent; default: the first that the server has")
     parser.add_argument("--api-key")
     parser.add_argument("--endpoint", default="completions", choices=("completions", "chat"))
     parser.add_argument(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.figures import StreamTrace
+from loadgen.figures import MeasurementError, StreamTrace
 from loadgen.http import Reply, Response
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -21,7 +22,7 @@ class Api:
     """How a server is asked. `full_length`: which of the fields are sent that are not OpenAI's, by which
     outputs get the length that was asked for."""
 
-    model: str = "default"
+    model: str = "model"
     endpoint: str = "completions"
     api_key: str | None = None
     full_length: str = "both"
@@ -54,6 +55,16 @@ class Api:
         if self.api_key is not None:
             head.append(f"Authorization: Bearer {self.api_key}")
         return "\r\n".join([*head, "", ""]).encode() + content
+
+
+def first_model(url: str, api_key: str | None) -> str:
+    """The first of the models that a server lists. MeasurementError if it lists none."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers)) as response:
+            return str(json.load(response)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise MeasurementError(f"{url} does not tell its models ({error}): name one with --model.") from None
 
 
 class EventScanner:
