@@ -17,8 +17,9 @@ second). With --requests so many are sent, a new one when one ends; with --rate 
 given: the same texts, threads and counts; those that are not being measured are idle. --idle-ttft measures
 what a server adds to the time to the first token of a single request, against token ids handed to the engine.
 
-Prompts are random words, new ones for each request. Processor times per token are printed, with
---streams alone those of decoding: what the client takes is taken from a server on the same machine. Failed requests are counted by kind and make the command fail.
+Prompts are random words, new ones for each request. Processor times per token are printed, with --streams alone
+those of decoding: what the client takes is taken from a server on the same machine. Failed requests are counted
+by kind and make the command fail.
 """
 
 from __future__ import annotations
