@@ -17,9 +17,9 @@ second). With --requests so many are sent, a new one when one ends; with --rate 
 given: the same texts, threads and counts; those that are not being measured are idle. --idle-ttft measures
 what a server adds to the time to the first token of a single request, against token ids handed to the engine.
 
-Prompts are random words, new ones for each request. Processor times per token are printed, with --streams alone
-those of decoding: what the client takes is taken from a server on the same machine. Failed requests are counted
-by kind and make the command fail.
+Prompts are random words, new ones for each request. Processor times per token are printed, with --streams
+alone those of decoding: what the client takes is taken from a server on the same machine. Failed requests are
+counted by kind and make the command fail.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import json
 import os
 import random
 import shlex
+import signal
 import statistics
 import sys
 from collections import Counter
@@ -307,6 +308,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the servers are stopped on the way out
     bench = Bench(options)
     measure = compare if options.compare else measure_idle_ttft if options.idle_ttft else measure_server
     try:
