@@ -30,6 +30,7 @@ class EventFormatter(ABC):
 
     media_type = "text/event-stream; charset=utf-8"
     heartbeat: bytes = b": waiting\n\n"
+    """Nothing, where an API has no bytes without a meaning."""
 
     @abstractmethod
     def push(self, items: Items) -> bytes:
@@ -153,7 +154,8 @@ class EventResponse(GenerationResponse):
         while not stream.is_finished:
             # Once tokens flow, they are the heartbeat: a timer for each of them would cost too much.
             if not await stream.wait(None if stream.num_output_tokens else _HEARTBEAT_S):
-                await self._send(send, formatter.heartbeat)
+                if formatter.heartbeat:
+                    await self._send(send, formatter.heartbeat)
                 continue
             items = stream.read()
             data = formatter.push(items)

@@ -10,15 +10,9 @@ from gapless.server.errors import ModelNotFoundError
 from gapless.server.openai.chat import ChatRequest, chat_completion
 from gapless.server.openai.completions import CompletionRequest, completion
 from gapless.server.openai.embeddings import EmbeddingRequest, embeddings
-from gapless.server.service import Service
+from gapless.server.service import Service, service_of
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-
-
-def service_of(request: Request) -> Service:
-    """The server's service."""
-    service: Service = request.app.state.service
-    return service
 
 
 def check_model(service: Service, model: str | None) -> None:
