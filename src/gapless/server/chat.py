@@ -1,4 +1,4 @@
-"""What chats have in common, by whichever API they come: the tools that the model sees, the answer as it grows."""
+"""What chats have in common, by whichever API they come: the tools that are shown, the answer as it grows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from gapless.server.parsing import (
 from gapless.server.service import Service
 from gapless.server.stream import Stream
 
-
 MAX_TOP_LOGPROBS = 20
 
 _TOOLS = re.compile(r"\btools\b")
 
 
 def checked_logprobs(wanted: bool | None, num_top: int | None) -> int | None:
-    """How many alternatives are wanted of each token, if any. InvalidRequestError if the fields do not fit."""
+    """How many alternatives are wanted of each token, if any. InvalidRequestError for too many."""
     if num_top is not None:
         if num_top and not wanted:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -97,8 +96,10 @@ class Choice:
 
 
 class Choices:
-    """The choices of a stream, each with a parser of its own. `new_parser` is asked when the first text comes,
-    for by then it is known how the prompt ends."""
+    """The choices of a stream, each with a parser of its own.
+
+    `new_parser` is asked when the first text comes: by then it is known how the prompt ends.
+    """
 
     def __init__(self, new_parser: Callable[[], ChatOutputParser]) -> None:
         self._new_parser = new_parser

@@ -118,7 +118,7 @@ class GenerationFields(ModelFields):
         )
 
     def template_variables(self, style: ChatStyle) -> dict[str, Any]:
-        """What the chat template gets beside messages and tools. InvalidRequestError if there are no thoughts."""
+        """What the chat template gets beside messages. InvalidRequestError if the model has no thoughts."""
         if self.think is None:
             return {}
         if self.think is not False and style.reasoning is None:

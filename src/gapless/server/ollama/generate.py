@@ -56,8 +56,8 @@ class GenerateRequest(GenerationFields):
             )
         if self.template and self.template != style.template:
             raise InvalidRequestError(
-                "A template of the request's own is not supported. Set raw to true, and write the prompt as the "
-                "model shall get it.",
+                "A template of the request's own is not supported. Set raw to true, and write the prompt as "
+                "the model shall get it.",
                 param="template",
             )
 

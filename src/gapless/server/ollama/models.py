@@ -13,6 +13,26 @@ from gapless.server.ollama.fields import tagged_name
 from gapless.server.service import Service
 
 _NEVER = "2999-12-31T23:59:59Z"
+# What the numbers in `general.file_type` of a GGUF file stand for.
+_FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    32: "BF16",
+}
 
 
 def tags(service: Service) -> dict[str, Any]:
@@ -63,7 +83,9 @@ def _details(service: Service, facts: ModelFacts) -> dict[str, Any]:
         "family": facts.architecture,
         "families": [facts.architecture],
         "parameter_size": _parameter_size(facts.num_parameters),
-        "quantization_level": facts.quantization,
+        "quantization_level": _FILE_TYPES.get(
+            facts.metadata.get("general.file_type", -1), facts.quantization
+        ),
     }
 
 

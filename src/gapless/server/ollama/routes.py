@@ -23,7 +23,7 @@ OLLAMA_VERSION = "0.13.0"
 class _JsonRoute(APIRoute):
     """Takes a body for JSON though it is called a form, as it is in the examples of Ollama's documentation.
 
-    But not from a web page: what is called JSON, a browser lets a foreign page send only if the server allows it.
+    But not from a web page: only what is called JSON makes a browser ask whether the page may send it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gapless.errors import InvalidRequestError
-from gapless.server.chat import ChatStyle, Choices, checked_logprobs
+from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
 from gapless.server.messages import Chat, TokenLogprobs
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
