@@ -77,15 +77,14 @@ def _entry(service: Service) -> dict[str, Any]:
 
 
 def _details(service: Service, facts: ModelFacts) -> dict[str, Any]:
+    file_type = facts.metadata.get("general.file_type", -1)
     return {
         "parent_model": "",
         "format": "gguf" if service.model_path.suffix == ".gguf" else "safetensors",
         "family": facts.architecture,
         "families": [facts.architecture],
         "parameter_size": _parameter_size(facts.num_parameters),
-        "quantization_level": _FILE_TYPES.get(
-            facts.metadata.get("general.file_type", -1), facts.quantization
-        ),
+        "quantization_level": _FILE_TYPES.get(file_type, facts.quantization),
     }
 
 
