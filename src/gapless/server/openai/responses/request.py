@@ -110,7 +110,7 @@ class ResponsesRequest(SamplingFields):
         for index, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
                 raise InvalidRequestError(
-                    f"tools[{index}] must be of type 'function' and have a name. There are no other tools here.",
+                    f'tools[{index}] must be a function with a name: {{"type": "function", "name": ...}}.',
                     param=f"tools[{index}]",
                 )
         return [{"type": "function", "function": _function(tool)} for tool in self.tools or ()]
