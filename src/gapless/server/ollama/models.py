@@ -98,7 +98,8 @@ def _model_info(facts: ModelFacts) -> dict[str, Any]:
         **facts.metadata,
         "general.architecture": architecture,
         "general.parameter_count": facts.num_parameters,
-        f"{architecture}.context_length": facts.context_length,
+        # Clients fit their prompts into it: what counts is how much this server takes.
+        f"{architecture}.context_length": facts.max_model_len,
         f"{architecture}.embedding_length": facts.hidden_size,
     }
 
