@@ -76,8 +76,13 @@ def test_the_model_is_listed_and_described(client: ollama.Client, coder: ollama.
     assert shown.modelinfo["llama.context_length"] == 2048
     assert shown.template is not None
     assert "<|im_start|>" in shown.template
-    assert shown.capabilities == ["completion"]
-    assert set(coder.show(name_of(coder)).capabilities or ()) == {"completion", "insert", "tools"}
+    assert shown.capabilities == ["completion", "embedding"]
+    assert set(coder.show(name_of(coder)).capabilities or ()) == {
+        "completion",
+        "embedding",
+        "insert",
+        "tools",
+    }
 
     (running,) = client.ps().models
     assert running.name == listed.model
@@ -257,6 +262,25 @@ def test_logprobs(client: ollama.Client) -> None:
         assert one.top_logprobs[0].token == one.token
 
 
+def test_texts_are_embedded(client: ollama.Client) -> None:
+    name = name_of(client)
+    texts = ["A cat sits on the mat.", "A kitten lies on the rug.", "Interest rates rose again."]
+    many = client.embed(name, texts)
+    assert [len(vector) for vector in many.embeddings] == [576] * 3
+    assert [sum(x * x for x in vector) for vector in many.embeddings] == pytest.approx([1.0] * 3, abs=1e-3)
+    assert many.prompt_eval_count is not None
+    assert many.prompt_eval_count > 3
+    one = client.embed(name, texts[0])
+    assert one.embeddings[0] == pytest.approx(many.embeddings[0], abs=1e-6)
+    assert client.embeddings(name, texts[0]).embedding == pytest.approx(one.embeddings[0], abs=1e-6)
+    short = client.embed(name, texts[0], dimensions=64).embeddings[0]
+    assert len(short) == 64
+    assert sum(x * x for x in short) == pytest.approx(1.0, abs=1e-3)
+    assert client.embed(name, []).embeddings == []
+    with pytest.raises(ollama.ResponseError, match="dimensions"):
+        client.embed(name, texts[0], dimensions=577)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
@@ -273,6 +297,8 @@ def test_logprobs(client: ollama.Client) -> None:
         ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
+        ("/api/embed", {"input": ["word " * 3000]}, "tokens"),
+        ("/api/embed", {"input": 3}, "input"),
         ("/api/generate", b"{", "JSON"),
         ("/api/generate", b"", "body"),
     ],

@@ -171,7 +171,7 @@ def test_turns_of_the_assistant_stay_apart() -> None:
         {"role": "user", "content": [3]},
         {"role": "user", "content": [{"type": "input_file"}]},
         {"role": "user", "content": [{"type": {}, "text": "x"}]},
-        {"type": "reasoning", "content": "thoughts"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text"}]},
         {"type": "reasoning", "content": 3},
         {"type": "function_call", "call_id": "1"},
         {"type": "function_call", "call_id": 1, "name": "f"},

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from gapless.server.chat import Choices
 from gapless.server.errors import HttpError
+from gapless.server.logprobs import chat_logprobs
 from gapless.server.messages import Chunk
-from gapless.server.openai.logprobs import chat_logprobs
 from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
     Collector,

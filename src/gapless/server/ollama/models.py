@@ -108,6 +108,7 @@ def _capabilities(service: Service) -> list[str]:
     style, facts = ChatStyle(service), service.tokenizer_facts
     found = {
         "completion": True,
+        "embedding": True,
         "insert": facts is not None and facts.can_fill_in,
         "tools": style.shows_tools,
         "thinking": style.reasoning is not None,

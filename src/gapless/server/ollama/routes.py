@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from gapless._version import __version__
 from gapless.server.ollama import models
 from gapless.server.ollama.chat import ChatRequest, chat
+from gapless.server.ollama.embed import EmbeddingRequest, EmbedRequest, embed, embed_one
 from gapless.server.ollama.fields import ModelFields, check_model
 from gapless.server.ollama.generate import GenerateRequest, generate
 from gapless.server.service import service_of
@@ -52,6 +53,18 @@ async def api_chat(request: Request, body: ChatRequest) -> Response:
 async def api_generate(request: Request, body: GenerateRequest) -> Response:
     """Generates a text."""
     return generate(service_of(request), body, request.state.request_id)
+
+
+@router.post("/embed", response_model=None)
+async def api_embed(request: Request, body: EmbedRequest) -> Response:
+    """Texts as vectors."""
+    return embed(service_of(request), body, request.state.request_id)
+
+
+@router.post("/embeddings", response_model=None)
+async def api_embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """A text as a vector."""
+    return embed_one(service_of(request), body, request.state.request_id)
 
 
 @router.api_route("/tags", methods=["GET", "HEAD"], response_model=None)

@@ -12,9 +12,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from gapless.errors import InvalidRequestError
 from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
+from gapless.server.logprobs import chat_logprobs
 from gapless.server.messages import Chat, TokenLogprobs
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
-from gapless.server.openai.logprobs import chat_logprobs
 from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
     Collector,

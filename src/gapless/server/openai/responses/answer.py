@@ -11,8 +11,8 @@ import msgspec
 
 from gapless.server.chat import ChatStyle, Choices
 from gapless.server.errors import HttpError
+from gapless.server.logprobs import chat_logprobs
 from gapless.server.messages import Chat, Chunk
-from gapless.server.openai.logprobs import chat_logprobs
 from gapless.server.openai.responses.items import messages_of
 from gapless.server.openai.responses.output import (
     CallItem,

@@ -7,7 +7,15 @@ from typing import Any
 
 from gapless.errors import InvalidRequestError
 
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+# Where parts of these types have their text.
+_TEXT_PARTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "text": "text",
+}
 
 Message = dict[str, Any]
 
@@ -37,8 +45,8 @@ class _Conversation:
         if kind == "message":
             self._add_message(item, where)
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or ()
-            if text := "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str)):
+            # Thoughts without content were hidden from the client, and are lost.
+            if text := _text(item.get("content") or item.get("summary") or "", f"{where}.content"):
                 self._answer("reasoning_content", "tool_calls", "content")["reasoning_content"] = text
         elif kind == "function_call":
             self._add_call(item, where)
