@@ -19,6 +19,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.errors import HttpError, http_error, status_error
 from gapless.server.metrics import kv_usage
 from gapless.server.middleware import PAGE_HEADERS, Authentication, BodyLimits, RequestContext, respond
+from gapless.server.ollama import routes as ollama_routes
 from gapless.server.openai import routes as openai_routes
 from gapless.server.service import Service
 
@@ -51,6 +52,7 @@ def make_app(config: ServerConfig, on_fatal: Callable[[GaplessError], None]) -> 
     app.state.service = service
     _add_operations(app, service)
     app.include_router(openai_routes.router)
+    app.include_router(ollama_routes.router)
     _add_page(app)
     _add_error_handlers(app)
     # The last one added is the outermost.
@@ -114,7 +116,7 @@ def _add_page(app: FastAPI) -> None:
             raise HTTPException(404)
         return Response(files[name], media_type=kind, headers=dict(PAGE_HEADERS))
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)  # HEAD: Ollama's clients
     async def index() -> Response:
         return page("index.html")
 

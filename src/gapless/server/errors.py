@@ -18,7 +18,11 @@ class RequestTimeoutError(GaplessError):
     """A request ran longer than the operator allows."""
 
 
-class ModelNotFoundError(InvalidRequestError):
+class NotFoundError(InvalidRequestError):
+    """A request names what is not there."""
+
+
+class ModelNotFoundError(NotFoundError):
     """A request names a model that this server does not have."""
 
 
@@ -55,10 +59,9 @@ class HttpError:
 def http_error(error: Exception) -> HttpError:
     """Status and words for an exception. What is the client's fault is never a 5xx: clients retry those."""
     message = str(error)
-    if isinstance(error, ModelNotFoundError):
-        return HttpError(
-            HTTPStatus.NOT_FOUND, message, "invalid_request_error", error.param, "model_not_found"
-        )
+    if isinstance(error, NotFoundError):
+        code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
+        return HttpError(HTTPStatus.NOT_FOUND, message, "invalid_request_error", error.param, code)
     if isinstance(error, InvalidRequestError):
         code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
         return HttpError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", error.param, code)

@@ -31,6 +31,7 @@ class EventFormatter(ABC):
 
     media_type = "text/event-stream; charset=utf-8"
     heartbeat: bytes = b": waiting\n\n"
+    """Nothing, where an API has no bytes without a meaning."""
 
     @abstractmethod
     def push(self, items: Items) -> bytes:
@@ -154,7 +155,8 @@ class EventResponse(GenerationResponse):
     async def _respond(self, send: Send) -> None:
         stream, formatter = self._stream, self._formatter
         while not await stream.wait(_HEARTBEAT_S):
-            await self._send(send, formatter.heartbeat)
+            if formatter.heartbeat:
+                await self._send(send, formatter.heartbeat)
         while True:
             data = formatter.push(stream.read())
             is_last = stream.is_finished

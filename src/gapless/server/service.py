@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from starlette.requests import Request
+
 from gapless import hub
 from gapless.engine.events import FinishReason
 from gapless.errors import ContextLengthError, EngineError, GaplessError, InvalidRequestError, TemplateError
@@ -445,6 +447,12 @@ class Service:
     def _give_up(self, error: GaplessError) -> None:
         self._fail_all(error)
         self._on_fatal(error)
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application that was asked."""
+    service: Service = request.app.state.service
+    return service
 
 
 def _packed(token_ids: Any, facts: ModelFacts) -> bytes:

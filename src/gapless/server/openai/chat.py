@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gapless.errors import InvalidRequestError
-from gapless.sampling import StructuredOutputs
+from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
+from gapless.server.logprobs import chat_logprobs
 from gapless.server.messages import Chat, TokenLogprobs
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
-from gapless.server.openai.logprobs import chat_logprobs
-from gapless.server.parsing import (
-    ChatOutputParser,
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    Tags,
-    ToolCallStart,
-    find_reasoning_tags,
-    find_tool_format,
-    reasoning_tags,
-    tool_choice_schema,
-    tool_format,
-)
+from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
     Collector,
     EventFormatter,
@@ -40,8 +27,6 @@ from gapless.server.responses import (
 from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
-
-MAX_TOP_LOGPROBS = 20
 
 _UNSUPPORTED = {
     "audio": "This server generates text.",
@@ -103,92 +88,6 @@ class ChatRequest(SamplingFields):
                 variables.setdefault(name, value)
         return variables
 
-    def num_logprobs(self) -> int | None:
-        """How many alternatives are wanted of each token, if any."""
-        if self.top_logprobs is not None:
-            if not self.logprobs:
-                raise InvalidRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
-            if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-                raise InvalidRequestError(
-                    f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, but it is {self.top_logprobs}.",
-                    param="top_logprobs",
-                )
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """Which tools the model sees, how its calls are read, and what constrains it to make one."""
-
-    tools: list[dict[str, Any]] | None = None
-    format: str | None = None
-    names: tuple[str, ...] = ()
-    parallel: bool = True
-    constraint: StructuredOutputs | None = None
-
-
-def tool_use(request: ChatRequest, template: str, forced_format: str | None) -> ToolUse:
-    """What `tools` and `tool_choice` ask for. InvalidRequestError if they do not fit each other."""
-    choice = request.tool_choice
-    tools = [tool.model_dump() for tool in request.tools or ()]
-    for index, tool in enumerate(tools):
-        if tool["type"] != "function" or not isinstance(tool["function"].get("name"), str):
-            raise InvalidRequestError(
-                f"tools[{index}] must be of type 'function' and have a function with a name.",
-                param=f"tools[{index}]",
-            )
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequestError(
-            f"tool_choice is {choice!r:.100}; known are none, auto, required, and a function.",
-            param="tool_choice",
-        )
-    parallel = request.parallel_tool_calls is not False
-    if choice == "required" or isinstance(choice, dict):
-        schema, name = tool_choice_schema(tools, choice, parallel)
-        constraint = StructuredOutputs(json=schema)
-    elif choice == "none" or not tools:
-        return ToolUse()
-    else:
-        name, constraint = forced_format or tool_format(template), None
-    names = tuple(tool["function"]["name"] for tool in tools)
-    return ToolUse(tools, name, names, parallel, constraint)
-
-
-@dataclass
-class Choice:
-    """One answer, as far as it has been written."""
-
-    parser: ChatOutputParser
-    has_started: bool = False
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def finish_reason_of(self, reason: str) -> str:
-        return "tool_calls" if reason == "stop" and self.parser.has_tool_calls else reason
-
-
-class Choices:
-    """The choices of a stream, each with a parser of its own.
-
-    `new_parser` is asked when the first text comes: by then it is known how the prompt ends.
-    """
-
-    def __init__(self, new_parser: Callable[[], ChatOutputParser]) -> None:
-        self._new_parser = new_parser
-        self._choices: dict[int, Choice] = {}
-
-    def __getitem__(self, index: int) -> Choice:
-        if (choice := self._choices.get(index)) is None:
-            choice = self._choices[index] = Choice(self._new_parser())
-        return choice
-
-    def in_order(self) -> list[tuple[int, Choice]]:
-        return sorted(self._choices.items())
-
 
 class ChatCollector(Collector):
     """A whole chat completion."""
@@ -204,15 +103,10 @@ class ChatCollector(Collector):
     def push(self, items: Items) -> None:
         for index, chunk in items:
             choice = self._choices[index]
-            deltas = choice.parser.push(chunk.text)
             if chunk.logprobs is not None and self._num_logprobs is not None:
                 choice.logprobs += chat_logprobs(chunk.logprobs, self._num_logprobs)
-            if chunk.finish_reason is not None:
-                deltas = [*deltas, *choice.parser.finish()]
-                choice.finish_reason = choice.finish_reason_of(chunk.finish_reason)
-                choice.stop_reason = chunk.stop_reason
-            for delta in deltas:
-                _add(choice, delta)
+            for delta in choice.take(chunk):
+                choice.add(delta)
 
     def result(self) -> dict[str, Any]:
         return {
@@ -236,18 +130,6 @@ class ChatCollector(Collector):
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
-
-
-def _add(choice: Choice, delta: Delta) -> None:
-    if isinstance(delta, ContentDelta):
-        choice.content.append(delta.text)
-    elif isinstance(delta, ReasoningDelta):
-        choice.reasoning.append(delta.text)
-    elif isinstance(delta, ToolCallStart):
-        function = {"name": delta.name, "arguments": ""}
-        choice.tool_calls.append({"id": delta.id, "type": "function", "function": function})
-    else:
-        choice.tool_calls[delta.index]["function"]["arguments"] += delta.text
 
 
 class ChatEvents(EventFormatter):
@@ -274,13 +156,9 @@ class ChatEvents(EventFormatter):
             if not choice.has_started:
                 choice.has_started = True
                 data.append(self._event(index, {"role": "assistant", "content": ""}))
-            deltas = choice.parser.push(chunk.text)
-            if chunk.finish_reason is not None:
-                deltas = [*deltas, *choice.parser.finish()]
-            data += self._deltas(index, deltas, chunk.logprobs)
-            if chunk.finish_reason is not None:
-                reason = choice.finish_reason_of(chunk.finish_reason)
-                data.append(self._event(index, {}, None, reason, chunk.stop_reason))
+            data += self._deltas(index, choice.take(chunk), chunk.logprobs)
+            if choice.finish_reason is not None:
+                data.append(self._event(index, {}, None, choice.finish_reason, choice.stop_reason))
         return b"".join(data)
 
     def finish(self) -> bytes:
@@ -325,32 +203,6 @@ def _delta_fields(delta: Delta) -> dict[str, Any]:
     return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
 
 
-class ChatStyle:
-    """How the model marks its thoughts and its tool calls: by the operator's word or its chat template."""
-
-    def __init__(self, service: Service) -> None:
-        config = service.config
-        facts = service.tokenizer_facts
-        self.template = "" if facts is None else facts.chat_template
-        self.tool_format = config.tool_call_parser and find_tool_format(config.tool_call_parser).name
-        self.reasoning: Tags | None = (
-            find_reasoning_tags(config.reasoning_parser)
-            if config.reasoning_parser
-            else reasoning_tags(self.template)
-        )
-
-    def parsers(self, stream: Stream, tools: ToolUse) -> Choices:
-        """The choices of a stream."""
-
-        def new_parser() -> ChatOutputParser:
-            inside = self.reasoning is not None and self.reasoning.opened_by(stream.generations[0].tail)
-            # What a schema constrains to be a call has no thoughts around it.
-            reasoning = None if tools.constraint is not None else self.reasoning
-            return ChatOutputParser(reasoning, inside, tools.format, tools.names, tools.parallel)
-
-        return Choices(new_parser)
-
-
 def chat_completion(service: Service, request: ChatRequest, request_id: str) -> GenerationResponse:
     """Answers a chat request.
 
@@ -361,11 +213,15 @@ def chat_completion(service: Service, request: ChatRequest, request_id: str) -> 
     if any(modality != "text" for modality in request.modalities or ()):
         raise InvalidRequestError("modalities can be ['text'] alone.", param="modalities")
     style = ChatStyle(service)
-    tools = tool_use(request, style.template, style.tool_format)
+    tools = style.tool_use(
+        [tool.model_dump() for tool in request.tools or ()],
+        request.tool_choice,
+        request.parallel_tool_calls is not False,
+    )
     constraint = request.constraint()
     if tools.constraint is not None and constraint is not None:
         raise InvalidRequestError("tool_choice and response_format exclude each other.", param="tool_choice")
-    num_logprobs = request.num_logprobs()
+    num_logprobs = checked_logprobs(request.logprobs, request.top_logprobs)
     params = request.sampling_params(
         facts.generation_defaults, logprobs=num_logprobs, structured_outputs=tools.constraint or constraint
     )
@@ -376,7 +232,7 @@ def chat_completion(service: Service, request: ChatRequest, request_id: str) -> 
         request.add_generation_prompt is not False,
     )
     stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
-    choices = style.parsers(stream, tools)
+    choices = style.choices(stream, tools)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
     timeout_s = service.config.request_timeout_s
     if request.stream:

@@ -10,9 +10,9 @@ from typing import Any
 
 from gapless.errors import InvalidRequestError
 from gapless.server.errors import HttpError
+from gapless.server.logprobs import CompletionLogprobs
 from gapless.server.messages import Chat, Chunk, FillIn, Text, TokenLogprobs, Whole
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
-from gapless.server.openai.logprobs import CompletionLogprobs
 from gapless.server.responses import (
     Collector,
     EventFormatter,

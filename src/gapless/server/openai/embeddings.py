@@ -5,18 +5,15 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from gapless.errors import InvalidRequestError
-from gapless.sampling import SamplingParams
-from gapless.server.messages import Whole
+from gapless.server.embedding import embedding_inputs, open_embedding, shortened
 from gapless.server.responses import Collector, GenerationResponse, Items, WholeResponse
 from gapless.server.sampling import refuse_unsupported
-from gapless.server.service import PromptOrIds, Service
+from gapless.server.service import Service
 from gapless.server.stream import Stream
 
-MAX_INPUTS = 2048
 _FORMATS = ("float", "base64")
 
 
@@ -68,22 +65,11 @@ class EmbeddingCollector(Collector):
         return values
 
 
-def shortened(data: bytes, dimensions: int | None) -> Any:
-    """A vector [hidden_size] as float32 [dimensions], of length 1: models trained for it allow the cut."""
-    vector = np.frombuffer(data, np.float32)
-    if dimensions is None or dimensions >= len(vector):
-        return vector
-    cut = vector[:dimensions]
-    norm = float(np.linalg.norm(cut))
-    return cut / norm if norm else cut
-
-
 def embeddings(service: Service, request: EmbeddingRequest, request_id: str) -> GenerationResponse:
     """Answers an embedding request.
 
     InvalidRequestError, NotReadyError or QueueFullError if it cannot be taken.
     """
-    facts = service.require_ready()
     refuse_unsupported(request.model_extra or {}, {})
     encoding_format = request.encoding_format or "float"
     if encoding_format not in _FORMATS:
@@ -91,23 +77,6 @@ def embeddings(service: Service, request: EmbeddingRequest, request_id: str) -> 
             f"encoding_format is {encoding_format!r:.100}; known are float and base64.",
             param="encoding_format",
         )
-    if request.dimensions is not None and not 1 <= request.dimensions <= facts.hidden_size:
-        raise InvalidRequestError(
-            f"dimensions is {request.dimensions}; this model has vectors of {facts.hidden_size}.",
-            param="dimensions",
-        )
-    stream = service.open(
-        embedding_inputs(request.input), SamplingParams(), request_id=request_id, is_embedding=True
-    )
+    stream = open_embedding(service, embedding_inputs(request.input), request.dimensions, request_id)
     collector = EmbeddingCollector(service.model_name, stream, encoding_format, request.dimensions)
     return WholeResponse(stream, collector, service.config.request_timeout_s)
-
-
-def embedding_inputs(given: Any) -> list[PromptOrIds]:
-    """One text or many, or token ids, as prompts. InvalidRequestError for none, and for too many."""
-    inputs = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
-    if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise InvalidRequestError(
-            f"input has {len(inputs)} texts; 1 to {MAX_INPUTS} are taken.", param="input"
-        )
-    return [Whole(one) if isinstance(one, str) else one for one in inputs]

@@ -6,19 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gapless.server.errors import ModelNotFoundError
+from gapless.server.errors import ModelNotFoundError, NotFoundError
 from gapless.server.openai.chat import ChatRequest, chat_completion
 from gapless.server.openai.completions import CompletionRequest, completion
 from gapless.server.openai.embeddings import EmbeddingRequest, embeddings
-from gapless.server.service import Service
+from gapless.server.openai.responses.answer import response
+from gapless.server.openai.responses.request import ResponsesRequest
+from gapless.server.service import Service, service_of
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-
-
-def service_of(request: Request) -> Service:
-    """The server's service."""
-    service: Service = request.app.state.service
-    return service
 
 
 def check_model(service: Service, model: str | None) -> None:
@@ -77,3 +73,17 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
     service = service_of(request)
     check_model(service, body.model)
     return embeddings(service, body, request.state.request_id)
+
+
+@router.post("/responses", response_model=None)
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Answers a conversation, with a list of items."""
+    service = service_of(request)
+    check_model(service, body.model)
+    return response(service, body, request.state.request_id)
+
+
+@router.api_route("/responses/{response_id}", methods=["GET", "DELETE"], include_in_schema=False)
+async def stored_response(response_id: str) -> Response:
+    """There is none: nothing is stored."""
+    raise NotFoundError(f"There is no response {response_id!r:.200}: responses are not stored.")

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two APIs show them."""
+"""Log-probabilities as the APIs show them."""
 
 from __future__ import annotations
 
