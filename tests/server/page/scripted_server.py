@@ -73,6 +73,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def reset(self) -> None:
         self.key = ""
+        self.guards_stats = False
         self.stats: dict[str, Any] = {
             "model": "tiny-llama",
             "status": "ok",
@@ -105,7 +106,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = {"/": "index.html"}.get(self.path, self.path.removeprefix("/page/"))
-        if self.path == "/stats":
+        if self.path == "/stats" and not self.server.guards_stats:
+            self.send_json(200, self.server.stats)
+        elif self.path == "/stats":
             self.guarded(lambda: self.send_json(200, self.server.stats))
         elif self.path == "/v1/models":
             self.guarded(lambda: self.send_json(200, {"data": [{"id": "tiny-llama", "max_model_len": 8192}]}))

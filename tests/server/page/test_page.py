@@ -313,12 +313,13 @@ class TestTheServerSays:
         dialog.get_by_role("button", name="Use it").click()
         expect(last_answer(page)).to_contain_text("Welcome")
         done(page)
+        server.guards_stats = True  # the key is known by now, and kept over a reload
         page.reload()
         expect(page.locator("#status")).to_contain_text("running 3 / 64")
         expect(dialog).to_be_hidden()
 
     def test_that_it_wants_a_key_and_none_is_given(self, page: Page, server: ScriptedServer):
-        server.key = "s3cret"
+        server.key, server.guards_stats = "s3cret", True
         page.reload()
         page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
         expect(page.locator("#status")).to_have_text("API key needed")
