@@ -79,12 +79,14 @@ def test_calls_are_whole_and_numbered() -> None:
     assert message["content"].strip() == "Look:"
 
 
-def test_arguments_that_are_no_json_stay_text() -> None:
+@pytest.mark.parametrize("value", ["oops", '"\\ud800"', "9" * 5000, "[" * 9999 + "]" * 9999])
+def test_arguments_that_cannot_be_sent_stay_text(value: str) -> None:
     answer = an_answer(MessageShape(), tool_format="hermes", tool_names=("f",))
-    message = whole(answer, '<tool_call>{"name": "f", "arguments": {"a": oops', "}}</tool_call>")["message"]
+    texts = ('<tool_call>{"name": "f", "arguments": {"a": ', value, "}}</tool_call>")
+    message = lines(answer, *texts)[0]["message"]
     assert "tool_calls" not in message
     assert '"f"' in message["content"]
-    assert '{"a": oops' in message["content"]
+    assert '{"a": ' + value in message["content"]
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])

@@ -269,6 +269,8 @@ def test_a_call_can_be_demanded_or_forbidden(coder: openai.OpenAI, coder_model: 
         ({"max_output_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"n": 2}, "n must be 1"),
+        ({"metadata": {"a": "\ud800"}}, "represented"),
+        ({"tools": [{**WEATHER, "description": "\ud800"}], "tool_choice": "none"}, "represented"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -103,6 +103,7 @@ class Parts:
             return []
         try:
             arguments = json.loads(text or "{}")
+            _encode(arguments)  # a half of a surrogate pair could not be sent
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):  # there is no way to show them as a call

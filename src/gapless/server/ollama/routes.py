@@ -67,7 +67,8 @@ async def api_embeddings(request: Request, body: EmbeddingRequest) -> Response:
     return embed_one(service_of(request), body, request.state.request_id)
 
 
-@router.api_route("/tags", methods=["GET", "HEAD"], response_model=None)
+@router.head("/tags", include_in_schema=False)
+@router.get("/tags", response_model=None)
 async def api_tags(request: Request) -> Response:
     """The models on this server."""
     return _json(models.tags(service_of(request)))
@@ -87,7 +88,8 @@ async def api_show(request: Request, body: ModelFields) -> Response:
     return _json(models.show(service))
 
 
-@router.api_route("/version", methods=["GET", "HEAD"], response_model=None)
+@router.head("/version", include_in_schema=False)
+@router.get("/version", response_model=None)
 async def api_version() -> Response:
     """The version of Ollama's API, and of the server."""
     return _json({"version": OLLAMA_VERSION, "gapless": __version__})

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gapless.errors import InvalidRequestError
 from gapless.server.chat import ChatStyle, Choices
 from gapless.server.errors import HttpError
 from gapless.server.logprobs import chat_logprobs
@@ -177,6 +178,15 @@ class AnswerEvents(EventFormatter):
         return b"".join(data)
 
 
+def _sendable(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a request gives to be repeated, if that is possible: JSON can have half of a surrogate pair."""
+    try:
+        _encode(fields)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The request cannot be represented: {error}.") from None
+    return fields
+
+
 def response(service: Service, request: ResponsesRequest, request_id: str) -> GenerationResponse:
     """Answers. InvalidRequestError, NotReadyError or QueueFullError if the request can't be taken."""
     facts = service.require_ready()
@@ -186,14 +196,14 @@ def response(service: Service, request: ResponsesRequest, request_id: str) -> Ge
     params = request.engine_params(facts.generation_defaults, tools.constraint)
     messages = messages_of(request.input, request.instructions)
     prompt = Chat(messages, tools.tools, request.template_variables())
-    stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
     head = {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
         "model": service.model_name,
-        **request.echo(params),
+        **_sendable(request.echo(params)),
     }
+    stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
     answer = Answer(head, stream, style.choices(stream, tools), request.num_logprobs)
     timeout_s = service.config.request_timeout_s
     if request.stream:
