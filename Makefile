@@ -1,4 +1,5 @@
 # make run    set up everything, fetch the default model and answer PROMPT
+# make serve  the same, and serve it: a chat page and the APIs on http://127.0.0.1:8000
 # make test   set up everything and run all tests, those on real models and the native ones included
 # make lint   formatting, style and types
 # make bench  prefill and decode speed of the default model
@@ -16,11 +17,15 @@ JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 SOURCES := $(shell find src csrc -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 
-.PHONY: run test lint bench sanitize arm avx512 fuzz native models clean
+.PHONY: run serve test lint bench sanitize arm avx512 fuzz native models clean
 
 run: $(VENV)/.installed
 	@test -e "$(MODEL)" || $(BIN)/gapless pull "$(MODEL)" > /dev/null
 	$(BIN)/gapless run "$(MODEL)" "$(PROMPT)" --stats
+
+serve: $(VENV)/.installed
+	@test -e "$(MODEL)" || $(BIN)/gapless pull "$(MODEL)" > /dev/null
+	$(BIN)/gapless serve "$(MODEL)"
 
 bench: $(VENV)/.installed
 	@test -e "$(MODEL)" || $(BIN)/gapless pull "$(MODEL)" > /dev/null

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gapless.errors import InvalidRequestError
-from gapless.sampling import StructuredOutputs
-from gapless.server.messages import Chunk
+from gapless.sampling import SamplingParams, StructuredOutputs
+from gapless.server.messages import Chat, Chunk
 from gapless.server.parsing import (
     ChatOutputParser,
     ContentDelta,
@@ -118,6 +118,7 @@ class ChatStyle:
     """How the model marks its thoughts and tool calls: by the operator's word, or by its chat template."""
 
     def __init__(self, service: Service) -> None:
+        self._service = service
         config = service.config
         facts = service.tokenizer_facts
         self.template = "" if facts is None else facts.chat_template
@@ -159,8 +160,30 @@ class ChatStyle:
         names = tuple(tool["function"]["name"] for tool in tools)
         return ToolUse(tools, name, names, parallel, constraint)
 
-    def choices(self, stream: Stream, tools: ToolUse) -> Choices:
-        """The choices of a stream."""
+    def open(
+        self,
+        prompt: Chat,
+        params: SamplingParams,
+        tools: ToolUse,
+        *,
+        request_id: str,
+        priority: int = 0,
+    ) -> tuple[Stream, Choices]:
+        """Starts a chat: its stream, and its choices as they grow. Raises as `Service.open`."""
+        if params.skip_special_tokens and self._has_markup_in(tools):
+            params = replace(params, skip_special_tokens=False)
+        stream = self._service.open([prompt], params, request_id=request_id, priority=priority)
+        return stream, self._choices(stream, tools)
+
+    def _has_markup_in(self, tools: ToolUse) -> bool:
+        """Whether what the parsers look for is written in control tokens, which texts leave out."""
+        facts = self._service.tokenizer_facts
+        markers = self.reasoning or ()
+        if tools.format is not None:
+            markers = (*markers, *find_tool_format(tools.format).markers)
+        return facts is not None and any(marker in facts.control_tokens for marker in markers)
+
+    def _choices(self, stream: Stream, tools: ToolUse) -> Choices:
         is_constrained = stream.params.structured_outputs is not None
 
         def new_parser() -> ChatOutputParser:

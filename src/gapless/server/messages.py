@@ -86,8 +86,7 @@ class TokenizerReady(Message, tag=1):
     has_chat_template: bool
     chat_template: str
     can_fill_in: bool
-    eos_token_ids: list[int]
-    bos_token_id: int | None
+    control_tokens: list[str]
 
 
 class Encoded(Message, tag=2):

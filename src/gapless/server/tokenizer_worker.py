@@ -54,8 +54,7 @@ class TokenizerWorker:
             has_chat_template=template is not None,
             chat_template="\n".join(filter(None, sources)),
             can_fill_in=tokenizer.fim_tokens is not None,
-            eos_token_ids=sorted(tokenizer.eos_token_ids),
-            bos_token_id=tokenizer.bos_token_id,
+            control_tokens=list(tokenizer.special_tokens),
         )
 
     def answer(self, message: ToTokenizer) -> FromTokenizer:

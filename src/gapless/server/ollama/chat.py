@@ -78,6 +78,6 @@ def chat(service: Service, request: ChatRequest, request_id: str) -> Response:
         request.template_variables(style),
     )
     params = request.sampling_params(facts.generation_defaults)
-    stream = service.open([prompt], params, request_id=request_id)
-    answer = Answer(model, stream, style.choices(stream, tools), shape, request.num_logprobs)
+    stream, choices = style.open(prompt, params, tools, request_id=request_id)
+    answer = Answer(model, stream, choices, shape, request.num_logprobs)
     return respond(stream, answer, request.wants_stream, service.config.request_timeout_s)

@@ -13,7 +13,6 @@ from gapless.server.ollama.answers import Answer, TextShape, loaded, respond
 from gapless.server.ollama.fields import GenerationFields, check_model
 from gapless.server.parsing import ChatOutputParser
 from gapless.server.service import Service
-from gapless.server.stream import Stream
 
 
 class GenerateRequest(GenerationFields):
@@ -79,11 +78,10 @@ def generate(service: Service, request: GenerateRequest, request_id: str) -> Res
         return loaded(model, shape, request.wants_stream)
     prompt = request.as_prompt(style)
     params = request.sampling_params(facts.generation_defaults)
-    stream = service.open([prompt], params, request_id=request_id)
-    answer = Answer(model, stream, _choices(style, stream, prompt), shape, request.num_logprobs)
+    if isinstance(prompt, Chat):
+        stream, choices = style.open(prompt, params, ToolUse(), request_id=request_id)
+    else:  # thoughts are looked for in answers to messages alone
+        stream = service.open([prompt], params, request_id=request_id)
+        choices = Choices(ChatOutputParser)
+    answer = Answer(model, stream, choices, shape, request.num_logprobs)
     return respond(stream, answer, request.wants_stream, service.config.request_timeout_s)
-
-
-def _choices(style: ChatStyle, stream: Stream, prompt: Prompt) -> Choices:
-    """Thoughts are looked for in answers to messages alone."""
-    return style.choices(stream, ToolUse()) if isinstance(prompt, Chat) else Choices(ChatOutputParser)

@@ -231,8 +231,7 @@ def chat_completion(service: Service, request: ChatRequest, request_id: str) -> 
         request.template_variables(),
         request.add_generation_prompt is not False,
     )
-    stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
-    choices = style.choices(stream, tools)
+    stream, choices = style.open(prompt, params, tools, request_id=request_id, priority=request.priority or 0)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
     timeout_s = service.config.request_timeout_s
     if request.stream:

@@ -203,8 +203,8 @@ def response(service: Service, request: ResponsesRequest, request_id: str) -> Ge
         "model": service.model_name,
         **_sendable(request.echo(params)),
     }
-    stream = service.open([prompt], params, request_id=request_id, priority=request.priority or 0)
-    answer = Answer(head, stream, style.choices(stream, tools), request.num_logprobs)
+    stream, choices = style.open(prompt, params, tools, request_id=request_id, priority=request.priority or 0)
+    answer = Answer(head, stream, choices, request.num_logprobs)
     timeout_s = service.config.request_timeout_s
     if request.stream:
         return EventResponse(stream, AnswerEvents(answer), timeout_s)
