@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from gapless.server.messages import Chunk, Metrics, ModelFacts, Stats
@@ -103,12 +105,8 @@ class ServerMetrics:
             "gapless:worker_restarts", "Processes that died, and are started again."
         )
         self._open = self._gauge("gapless:open_requests", "Prompts whose answer is not complete.")
-        self._token_gap = Gauge(
-            "gapless:token_gap_seconds",
-            "Time between two steps, over the latest ones.",
-            [*self._labels, "quantile"],
-            registry=self.registry,
-        )
+        self._token_gaps = TokenGaps(self._labels)
+        self.registry.register(self._token_gaps)
         histogram = self._histogram
         self._ttft = histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S
@@ -202,6 +200,7 @@ class ServerMetrics:
         """The text format of Prometheus."""
         if stats is not None:
             self._mirror(stats.values)
+            self._token_gaps.counts = stats.gap_histogram
         if facts is not None:
             self._tell_cache(facts)
         return generate_latest(self.registry)
@@ -215,9 +214,6 @@ class ServerMetrics:
             # An engine that was started again counts from zero.
             counter.inc(max(0.0, value - self._last_values.get(key, 0.0)))
             self._last_values[key] = value
-        for quantile, key in (("0.5", "gap_p50_us"), ("0.99", "gap_p99_us")):
-            if math.isfinite(gap_us := values.get(key, math.nan)):
-                self._token_gap.labels(**self._labels, quantile=quantile).set(gap_us / 1e6)
 
     def engine_restarted(self) -> None:
         """The engine's counters begin anew."""
@@ -248,6 +244,25 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, list(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)
+
+
+class TokenGaps(Collector):
+    """The engine's histogram of the time between steps: `counts[i]` gaps in [2^i, 2^(i+1)) us."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self.counts: Sequence[int] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        buckets = [
+            (str(2 ** (place + 1) / 1e6), float(total)) for place, total in enumerate(accumulate(self.counts))
+        ]
+        family = HistogramMetricFamily(
+            "gapless:token_gap_seconds", "Time between two steps.", labels=list(self._labels)
+        )
+        family.add_metric(list(self._labels.values()), [*buckets, ("+Inf", float(sum(self.counts)))], None)
+        yield family
 
 
 class RateMeter:

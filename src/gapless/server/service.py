@@ -168,15 +168,6 @@ class Service:
             and any(one.is_ready for one in self._tokenizers)
         )
 
-    @property
-    def process_ids(self) -> dict[str, int | None]:
-        """Of the worker processes, by name."""
-        return {worker.name: worker.pid for worker in self._workers}
-
-    @property
-    def num_restarts(self) -> int:
-        return sum(worker.num_restarts for worker in self._workers)
-
     def require_ready(self) -> ModelFacts:
         """NotReadyError while the model is loaded."""
         if not self.is_ready or self.facts is None:
@@ -242,6 +233,12 @@ class Service:
 
     def _check_queue(self, facts: ModelFacts, num_sequences: int) -> None:
         limit = facts.max_num_seqs + self.config.max_queue
+        if num_sequences > limit:  # it would be refused at any time
+            raise InvalidRequestError(
+                f"The request has {num_sequences} sequences, but the server takes at most {limit} at a time. "
+                "Send them in several requests.",
+                param="n",
+            )
         if self._num_sequences + num_sequences > limit:
             self.metrics.refused()
             raise QueueFullError(

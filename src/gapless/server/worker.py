@@ -62,10 +62,6 @@ class Worker(Generic[T]):
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_alive(), name=f"gapless-{self.name}")
 
