@@ -81,9 +81,9 @@ class Scheduler:
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
         if num_prompt + min(request.max_tokens, 1) > limit:
             room = "" if request.pooling is not None else " and at least one new token must fit"
-            raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens, but max_model_len is {limit}{room}: shorten the prompt "
-                "or raise max_model_len.",
+            raise ContextLengthError(  # clients know this case by the words of the beginning
+                f"This model's maximum context length is {limit} tokens (max_model_len), but the prompt has "
+                f"{num_prompt}{room}: shorten the prompt or raise max_model_len.",
                 param="prompt",
             )
         if self._num_blocks(num_prompt + request.max_tokens) > self.config.num_blocks:

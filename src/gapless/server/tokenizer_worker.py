@@ -103,8 +103,8 @@ class TokenizerWorker:
                 num_tokens += len(self._tokenizer.encode(piece)) - 1  # the cut may have parted one token
                 if num_tokens > max_tokens:
                     raise ContextLengthError(
-                        f"The prompt has more than {num_tokens} tokens, but prompt and output together "
-                        f"may have at most {max_tokens}. Shorten it.",
+                        f"This model's maximum context length is {max_tokens} tokens (max_model_len), but "
+                        f"the prompt has more than {num_tokens}: shorten the prompt or raise max_model_len.",
                         param="messages" if isinstance(prompt, Chat) else "prompt",
                     )
 
