@@ -20,4 +20,5 @@ def test_a_prompt_that_is_too_long_is_said_in_words_that_clients_know(
     error = json.loads(body)["error"]
     assert status == 400
     assert error["code"] == "context_length_exceeded"
-    assert error["message"].startswith("This model's maximum context length is 2048 tokens")
+    assert error["message"].startswith("This model's maximum context length is 2048 tokens")  # LiteLLM
+    assert "prompt is too long" in error["message"]  # LangChain
