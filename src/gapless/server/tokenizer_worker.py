@@ -103,8 +103,9 @@ class TokenizerWorker:
                 num_tokens += len(self._tokenizer.encode(piece)) - 1  # the cut may have parted one token
                 if num_tokens > max_tokens:
                     raise ContextLengthError(
-                        f"This model's maximum context length is {max_tokens} tokens (max_model_len), and the "
-                        f"prompt is too long with more than {num_tokens}: shorten it or raise max_model_len.",
+                        f"This model's maximum context length is {max_tokens} tokens (max_model_len), and "
+                        f"the prompt is too long with more than {num_tokens}: shorten it or raise "
+                        "max_model_len.",
                         param="messages" if isinstance(prompt, Chat) else "prompt",
                     )
 
