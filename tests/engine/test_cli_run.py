@@ -73,7 +73,7 @@ def test_constraints_that_are_wrong(executor, tmp_path):
 def test_a_prompt_that_is_too_long(executor):
     result = runner.invoke(app, ["run", "toy", "x" * 300])
     assert result.exit_code == 2
-    assert "max_model_len is 256" in result.stderr
+    assert "length is 256 tokens (max_model_len)" in result.stderr
 
 
 def test_a_model_without_a_chat_template(monkeypatch):

@@ -85,7 +85,10 @@ def test_metrics():
 def test_a_prompt_may_fill_the_context_and_no_more():
     with toy_llm() as llm:
         assert len(llm.embed([1] * 256)[0].prompt_token_ids) == 256
-        with pytest.raises(ContextLengthError, match="257 tokens, but max_model_len is 256: shorten"):
+        with pytest.raises(
+            ContextLengthError,
+            match=r"length is 256 tokens \(max_model_len\), and the prompt is too long with 257: shorten",
+        ):
             llm.embed([[1], [1] * 257])
     with running_engine(FakeExecutor(num_blocks=4)) as (engine, _):
         sink = Sink()

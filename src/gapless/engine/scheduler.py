@@ -80,10 +80,10 @@ class Scheduler:
         """ContextLengthError for a request that could never run, however long it waited."""
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
         if num_prompt + min(request.max_tokens, 1) > limit:
-            room = "" if request.pooling is not None else " and at least one new token must fit"
-            raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens, but max_model_len is {limit}{room}: shorten the prompt "
-                "or raise max_model_len.",
+            room = "" if request.pooling is not None else ", and at least one new token must fit"
+            raise ContextLengthError(  # clients know this case by the first words, or by "prompt is too long"
+                f"This model's maximum context length is {limit} tokens (max_model_len), and the prompt is "
+                f"too long with {num_prompt}{room}: shorten it or raise max_model_len.",
                 param="prompt",
             )
         if self._num_blocks(num_prompt + request.max_tokens) > self.config.num_blocks:

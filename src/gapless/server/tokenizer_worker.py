@@ -102,8 +102,9 @@ class TokenizerWorker:
                 num_tokens += len(self._tokenizer.encode(piece)) - 1  # the cut may have parted one token
                 if num_tokens > max_tokens:
                     raise ContextLengthError(
-                        f"The prompt has more than {num_tokens} tokens, but prompt and output together "
-                        f"may have at most {max_tokens}. Shorten it.",
+                        f"This model's maximum context length is {max_tokens} tokens (max_model_len), and "
+                        f"the prompt is too long with more than {num_tokens}: shorten it or raise "
+                        "max_model_len.",
                         param="messages" if isinstance(prompt, Chat) else "prompt",
                     )
 

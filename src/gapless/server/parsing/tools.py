@@ -86,6 +86,10 @@ class ToolCallParser(PieceParser):
         """Reads an object. True if it is a call; else what has been read of it is still there."""
         call = _Call()
         self._at += 1
+        yield from self._space()
+        yield from self._take(
+            "{"
+        )  # Qwen's chat template shows calls in doubled braces, and models do as told
         is_whole = yield from self._members(call)
         if is_whole and call.name is not None and not call.begun:
             call.arguments = "{}"
