@@ -131,6 +131,22 @@ class RunningServer:
             self.stop()
 
 
+def events_of(body: bytes) -> list[Any]:
+    """The JSON of a stream's events; that it ends with `[DONE]` is checked."""
+    assert body.endswith(b"data: [DONE]\n\n"), body[-500:]
+    lines = [line for line in body.decode().split("\n\n") if line]
+    assert all(line.startswith(("data: ", ": ")) for line in lines), body[:500]
+    return [json.loads(line[len("data: ") :]) for line in lines[:-1] if line.startswith("data: ")]
+
+
+def streamed(server: RunningServer, path: str, **body: Any) -> list[Any]:
+    """The events of a request that streams."""
+    status, headers, answer = server.request(path, {**body, "stream": True})
+    assert status == 200, answer
+    assert headers["content-type"].startswith("text/event-stream")
+    return events_of(answer)
+
+
 def is_alive(process_id: int) -> bool:
     """Whether there is such a process; a zombie counts as one."""
     return Path(f"/proc/{process_id}").exists()

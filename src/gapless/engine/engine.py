@@ -346,7 +346,7 @@ class Engine:
         return self._make_sampling(
             max_tokens=request.max_tokens,
             temperature=params.temperature,
-            top_k=params.top_k,
+            top_k=min(params.top_k, self.limits.vocab_size),  # more are all of them
             top_p=params.top_p,
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
@@ -138,19 +138,40 @@ def _add_error_handlers(app: FastAPI) -> None:
         path = request.url.path
         messages = {404: f"There is no {path}.", 405: f"{path} does not take {request.method}."}
         message = messages.get(error.status_code, str(error.detail))
+        if error.__cause__ is not None:  # FastAPI could not read the body
+            message = f"The body cannot be read as JSON: {error.__cause__}"
         return respond(status_error(error.status_code, message), path, **(error.headers or {}))
 
     app.add_exception_handler(GaplessError, refuse)
     app.add_exception_handler(RequestValidationError, refuse_body)
     app.add_exception_handler(HTTPException, refuse_http)
+    app.add_exception_handler(Exception, refuse)
 
 
 def _validation_error(error: RequestValidationError) -> HttpError:
     """The first thing that is wrong with a body, in words."""
-    first = error.errors()[0]
-    param = ".".join(str(part)[:100] for part in first["loc"][:20] if part != "body") or None
+    faults = error.errors()
+    first = faults[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return HttpError(400, f"The body is not JSON: {reason}", "invalid_request_error")
-    where = f"{param}: " if param else "The body: "
-    return HttpError(400, f"{where}{first['msg']}", "invalid_request_error", param)
+    if isinstance(error.body, bytes):
+        return HttpError(400, "Send a body of content-type application/json.", "invalid_request_error")
+    # A field that may have one of several types has a fault for each of them.
+    param = _field(first, error.body)
+    reasons = dict.fromkeys(fault["msg"] for fault in faults if _field(fault, error.body) == param)
+    message = f"{param or 'The body'}: {'; or: '.join(reasons)}"
+    return HttpError(400, message, "invalid_request_error", param or None)
+
+
+def _field(fault: Mapping[str, Any], body: Any) -> str:
+    """`messages[0].role`: where a fault is. The rest of its location is types that were tried."""
+    name, value = "", body
+    for part in fault["loc"][1:20]:
+        if isinstance(part, int) and isinstance(value, list):
+            name, value = f"{name}[{part}]", value[part]
+        elif isinstance(value, dict) and (part in value or fault["type"] == "missing"):
+            name, value = f"{name}.{part:.100}" if name else f"{part:.100}", value.get(part)
+        else:
+            break
+    return name

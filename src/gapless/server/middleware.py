@@ -6,6 +6,7 @@ Plain ASGI, so that streams pass unbuffered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -127,12 +128,26 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        is_empty = "content-length" not in headers and "transfer-encoding" not in headers
+        body = _Body(receive, self._max_bytes, self._timeout_s, is_empty)
+
+        async def send_and_linger(message: Message) -> None:
+            # A client that is still writing does not read: if the connection were closed after our last word,
+            # all it learnt would be that it was reset.
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and not body.is_complete:
+                await send({**message, "more_body": True})
+                await body.discard()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
             error = status_error(413, _too_large(self._max_bytes))
-            await respond(error, scope["path"])(scope, receive, send)
+            await respond(error, scope["path"])(scope, receive, send_and_linger)
             return
-        await self._app(scope, _Body(receive, self._max_bytes, self._timeout_s).receive, send)
+        await self._app(scope, body.receive, send_and_linger)
 
 
 def _too_large(max_bytes: int) -> str:
@@ -143,34 +158,42 @@ def _too_large(max_bytes: int) -> str:
 class _Body:
     """Counts and times what a client sends; waits without a limit for what comes after: its leaving.
 
-    Raises HTTPException, which passes through FastAPI's reading of a body as it is. After a 413 the
-    connection stays, and what follows of the body is thrown away: to close it could take the answer from a
-    client that writes.
+    Raises HTTPException, which passes through FastAPI's reading of a body as it is.
     """
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, is_complete: bool) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        self._is_complete = False
+        self.is_complete = is_complete
 
     async def receive(self) -> Message:
-        if self._is_complete:
+        if self.is_complete:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - time.monotonic()))
+            message = await self._next()
         except asyncio.TimeoutError:
             raise HTTPException(
                 408,
                 f"The request's body did not arrive within {self._timeout_s:g} s.",
                 {"connection": "close"},
             ) from None
-        self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
             raise HTTPException(413, _too_large(self._max_bytes))
-        self._is_complete = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Takes what is left, as long as the client may send."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            while not self.is_complete:
+                await self._next()
+
+    async def _next(self) -> Message:
+        message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - time.monotonic()))
+        self._num_bytes += len(message.get("body", b""))
+        self.is_complete = not message.get("more_body", False)
         return message
 
 

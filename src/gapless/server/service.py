@@ -282,18 +282,20 @@ class Service:
             return
         generation.stage = Stage.SUBMITTED
         stream = generation.stream
-        _sendable(
-            self._engine.send,
-            Submit(
-                generation.number,
-                stream.request_id,
-                generation.token_ids,
-                generation.params,
-                stream.priority,
-                generation.arrival_s,
-                stream.is_embedding,
-            ),
+        submit = Submit(
+            generation.number,
+            stream.request_id,
+            generation.token_ids,
+            generation.params,
+            stream.priority,
+            generation.arrival_s,
+            stream.is_embedding,
         )
+        try:
+            _sendable(self._engine.send, submit)
+        except InvalidRequestError as error:
+            # Not raised: we may be here on the tokenizer's answer, where nobody would catch it.
+            self._fail(generation, error)
 
     def _cancel(self, generation: Generation) -> None:
         """Ends a generation that its consumer does not want any more."""

@@ -44,7 +44,7 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.token_ids) // 4
+        return max(1, len(self.token_ids) // 4)  # the engine begins an empty one with the model's own token
 
     @property
     def num_sequences(self) -> int:

@@ -61,8 +61,10 @@ def _text_content(message: Mapping[str, Any], where: str) -> str:
 def _text_part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
-        return str(part["text"])
+    if isinstance(part, Mapping) and part.get("type", "text") == "text":
+        if isinstance(text := part.get("text"), str):
+            return text
+        raise InvalidRequestError(f"{where}.text must be a string.", param=f"{where}.text")
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise InvalidRequestError(f"{where} is of type {kind!r}; only text parts are supported.", param=where)
 

@@ -141,6 +141,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
+        /,  # a variable may have any name, this one too
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
