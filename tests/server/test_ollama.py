@@ -313,9 +313,15 @@ def test_errors_are_a_text(server: RunningServer, path: str, body: Any, words: s
 
 
 def test_what_is_not_there(server: RunningServer) -> None:
-    status, _, body = server.request("/api/pull", {"model": "llama3"})
-    assert status == 404
-    assert set(json.loads(body)) == {"error"}
+    for path, name in (
+        ("/api/pull", "llama3"),
+        ("/api/show", "llama3"),
+        ("/api/show", ""),
+        ("/api/chat", "\ud800"),
+    ):
+        status, _, body = server.request(path, {"model": name})
+        assert status == 404
+        assert set(json.loads(body)) == {"error"}
 
 
 def test_a_body_that_is_called_a_form(server: RunningServer) -> None:

@@ -139,5 +139,5 @@ def check_model(service: Service, name: str | None) -> str:
     if name is None or name in (service.model_name, tagged_name(service)):
         return name or tagged_name(service)
     raise ModelNotFoundError(
-        f"model '{name:.200}' not found; this server has '{tagged_name(service)}'", param="model"
+        f"model {name!r:.200} not found; this server has {tagged_name(service)!r}", param="model"
     )
