@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gapless.config import EngineConfig
-from gapless.sampling import SamplingParams
+from gapless.errors import InvalidRequestError
+from gapless.sampling import SamplingParams, StructuredOutputs
 from gapless.server.chat import ChatStyle, ToolUse
 from gapless.server.config import ServerConfig
 from gapless.server.messages import Chat, Chunk, TokenizerReady
@@ -21,6 +22,7 @@ class Service:
 
     def __init__(self, template: str, control_tokens: list[str], tail: str = "") -> None:
         self.config = ServerConfig(engine=EngineConfig(model="any"))
+        self.model_name = "any"
         self.tokenizer_facts = TokenizerReady(True, template, False, control_tokens)
         self._tail = tail
 
@@ -61,3 +63,21 @@ def test_a_prompt_that_ends_with_an_open_thought_begins_inside() -> None:
         choices = opened(Service("…<think>…", [], tail)).choices
         deltas = [*choices[0].take(Chunk(1, 0, "I wonder.", 3)), *choices[0].take(Chunk(1, 0, "", 0, "stop"))]
         assert {type(delta) for delta in deltas} == {first}
+
+
+def test_tools_are_refused_where_the_template_does_not_show_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    hidden: Any = Service("{{ messages }}", [])
+    with pytest.raises(InvalidRequestError, match="does not support tools"):
+        ChatStyle(hidden).tool_use(tools)
+    assert ChatStyle(hidden).tool_use(tools, "none") == ToolUse()
+    shown: Any = Service("{{ tools }}", [])
+    assert ChatStyle(shown).tool_use(tools).names == ("f",)
+
+
+def test_what_a_constraint_shapes_has_no_thoughts() -> None:
+    service: Any = Service("…<think>…", [], "<think>\n")
+    style = ChatStyle(service)
+    params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
+    _, choices = style.open(Chat([]), params, ToolUse(), request_id="id")
+    assert choices[0].take(Chunk(1, 0, "{}", 1, "stop")) == [ContentDelta("{}")]

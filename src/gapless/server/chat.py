@@ -150,10 +150,18 @@ class ChatStyle:
                 f"tool_choice is {choice!r:.100}; known are none, auto, required, and a function.",
                 param="tool_choice",
             )
+        if choice == "none":
+            return ToolUse()
+        if tools and not self.shows_tools:
+            raise InvalidRequestError(
+                f"{self._service.model_name} does not support tools: its chat template does not show them to it. "
+                "The server's operator can give another one with --chat-template.",
+                param="tools",
+            )
         if choice == "required" or isinstance(choice, dict):
             schema, name = tool_choice_schema(tools, choice, parallel)
             constraint = StructuredOutputs(json=schema)
-        elif choice == "none" or not tools:
+        elif not tools:
             return ToolUse()
         else:
             name, constraint = self.tool_format or tool_format(self.template), None

@@ -67,10 +67,6 @@ def chat(service: Service, request: ChatRequest, request_id: str) -> Response:
     if not request.messages:
         return loaded(model, shape, request.wants_stream)
     style = ChatStyle(service)
-    if request.tools and not style.shows_tools:
-        raise InvalidRequestError(
-            f"{model} does not support tools: its chat template does not show them to it.", param="tools"
-        )
     tools = style.tool_use([tool.model_dump() for tool in request.tools or ()])
     prompt = Chat(
         [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
