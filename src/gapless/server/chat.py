@@ -154,8 +154,8 @@ class ChatStyle:
             return ToolUse()
         if tools and not self.shows_tools:
             raise InvalidRequestError(
-                f"{self._service.model_name} does not support tools: its chat template does not show them to it. "
-                "The server's operator can give another one with --chat-template.",
+                f"{self._service.model_name} does not support tools: its chat template does not show them to "
+                "it. The server's operator can give another one with --chat-template.",
                 param="tools",
             )
         if choice == "required" or isinstance(choice, dict):
