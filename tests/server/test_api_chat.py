@@ -24,8 +24,8 @@ HOSTILE = """
 {%- elif first == 'classes' -%}{{ ''.__class__.__mro__ }}
 {%- elif first == 'loop' -%}{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}
 {%- elif first == 'long' -%}{{ 'x' * 10000000000 }}
-{%- elif first == 'bos' -%}{{ bos_token }}{{ bos_token }}
-{%- elif first == 'undefined' -%}{{ nothing.at.all }}
+{%- elif first == 'begin' -%}{{ bos_token }}Hi
+{%- elif first == 'leave it out' -%}Hi
 {%- else -%}{{ messages[-1].role }}: {{ first }}{{ suffix }}{% endif -%}
 """
 
@@ -37,7 +37,7 @@ def hostile_server(
     template = tmp_path_factory.mktemp("template") / "hostile.jinja"
     template.write_text(HOSTILE)
     with RunningServer(
-        model_path("smollm2-135m"), "--max-model-len", "256", "--chat-template", str(template)
+        model_path("gemma3-270m"), "--max-model-len", "256", "--chat-template", str(template)
     ) as running:
         yield running
 
@@ -137,6 +137,15 @@ def test_templates_are_harmless(hostile_server: RunningServer, attack: str) -> N
     assert "template" in json.loads(answer)["error"]["message"].lower()
     assert prompt_tokens(hostile_server, HI) > 0
     assert hostile_server.workers()["tokenizer"] == before
+
+
+def test_a_text_begins_once(hostile_server: RunningServer) -> None:
+    """Whether the template writes the token for it or leaves that to the tokenizer."""
+    tokens = [
+        prompt_tokens(hostile_server, [{"role": "user", "content": content}])
+        for content in ("begin", "leave it out")
+    ]
+    assert tokens == [2, 2]
 
 
 def test_an_operators_template_is_used(hostile_server: RunningServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -65,18 +66,12 @@ def test_a_failure_in_mid_stream_is_an_event(model_path: Callable[[str], Path]) 
         connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
         first = response.readline()
-        _kill(server.workers()["engine"])
+        os.kill(server.workers()["engine"], signal.SIGKILL)
         events = events_of(first + response.read())
         connection.close()
     assert set(events[-1]) == {"error"}
     assert set(events[-1]["error"]) == {"message", "type", "param", "code"}
     assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
-
-
-def _kill(process_id: int) -> None:
-    import os
-
-    os.kill(process_id, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -128,6 +123,41 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(gemma_server: RunningServer)
     ]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     assert [answer["usage"]["prompt_tokens"] for answer in answers] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("token_id", [1, 106])  # <eos> and <end_of_turn>
+def test_every_end_token_ends_a_text(gemma_server: RunningServer, token_id: int) -> None:
+    answer = gemma_server.post(COMPLETIONS, prompt="One", max_tokens=5, logit_bias={str(token_id): 100})
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["text"] == ""
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+def test_clients_that_leave_free_their_slots(server: RunningServer) -> None:
+    """Hundreds of them, before and after the first token; a long prompt does not keep its slot either."""
+    address = urlsplit(server.url).netloc
+    server.wait_until_idle()
+    for number in range(200):
+        connection = HTTPConnection(address, timeout=60)
+        prompt = [number + 300] * (1500 if number % 50 == 0 else 3)
+        body = {"prompt": prompt, "max_tokens": 2000, "stream": True, "ignore_eos": True, "n": 1 + number % 2}
+        connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
+        if number % 3 == 0 and len(prompt) == 3:
+            connection.getresponse().read(1)
+        connection.close()
+    server.wait_until_idle()
+    assert server.post(COMPLETIONS, prompt="One", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_short_request_ends_beside_a_long_one(server: RunningServer) -> None:
+    connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    body = {"prompt": [5] * 1000, "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
+    answer = server.post(COMPLETIONS, prompt="One", max_tokens=2)
+    assert answer["usage"]["completion_tokens"] == 2
+    assert server.stats()["num_running"] == 1
+    connection.close()
+    server.wait_until_idle()
 
 
 def _text(choice: dict[str, Any]) -> str:

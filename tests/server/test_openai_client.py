@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -459,6 +460,23 @@ def test_errors_are_the_clients_typed_exceptions(client: OpenAI, model: str) -> 
         client.models.retrieve("no-such-model")
     with pytest.raises(openai.NotFoundError):
         client.images.generate(prompt="a cat")
+
+
+def test_a_server_with_a_key(model_path: Callable[[str], Path]) -> None:
+    """It is asked for before anything else, while the model is loaded too."""
+    with RunningServer(model_path("smollm2-135m"), "--api-key", "right", wait=False) as server:
+        for key in ("wrong", "rightly"):
+            with (
+                OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0) as client,
+                pytest.raises(openai.AuthenticationError) as refused,
+            ):
+                client.models.list()
+            assert refused.value.code == "invalid_api_key"
+            assert "right" not in str(refused.value)
+        with OpenAI(base_url=server.url + "/v1", api_key="right", max_retries=0) as client:
+            assert client.models.list().data
+        assert server.request("/v1/models")[0] == 401
+        assert server.request("/health")[0] in (200, 503)
 
 
 def test_an_error_before_the_first_token_is_raised_when_streaming(client: OpenAI, model: str) -> None:
