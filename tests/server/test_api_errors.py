@@ -298,6 +298,14 @@ def test_models_paths_and_methods_that_are_not_there(server: RunningServer) -> N
         error_of(answer)
 
 
+def test_a_model_whose_name_is_no_text(server: RunningServer) -> None:
+    """The refusal names it, as well as can be."""
+    for path in ("/api/generate", "/api/chat", "/api/show"):
+        status, _, answer = server.request(path, b'{"model": "\\ud800", "messages": []}')
+        assert status == 404, answer
+        assert "not found" in json.loads(answer)["error"]
+
+
 def test_browsers_may_send_their_key(server: RunningServer) -> None:
     status, headers, _ = server.request(
         CHAT,

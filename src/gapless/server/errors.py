@@ -36,6 +36,12 @@ class HttpError:
     param: str | None = None
     code: str | None = None
 
+    def __post_init__(self) -> None:
+        # A message may quote what a client sent, and JSON can hold halves of characters that no text can.
+        for name in ("message", "param"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, text.encode("utf-8", "replace").decode())
+
     @property
     def headers(self) -> dict[str, str]:
         """Those that tell a client when to come back, or how to show who it is."""
