@@ -243,12 +243,12 @@ def test_constraints_that_cannot_be_kept(server: RunningServer, fields: dict[str
     refusal(server, CHAT, {"messages": HI, "max_tokens": 4, **fields})
 
 
-def test_tools_that_cannot_be_kept(server: RunningServer) -> None:
+def test_tools_that_cannot_be_kept(coder_server: RunningServer) -> None:
     """A schema in a tool is a constraint too, once a call is demanded."""
     for parameters in ({"$ref": "#"}, {"type": "banana"}, [], {"type": "object", "minProperties": 2**64}):
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
         body = {"messages": HI, "tools": [tool], "tool_choice": "required", "max_tokens": 4}
-        refusal(server, CHAT, body)
+        refusal(coder_server, CHAT, body)
 
 
 def test_prompts_longer_than_the_context(server: RunningServer) -> None:

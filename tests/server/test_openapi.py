@@ -17,7 +17,7 @@ pytestmark = pytest.mark.models
 FEW_TOKENS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}
 
 few_examples = settings(
-    max_examples=100,
+    max_examples=40,
     derandomize=True,
     database=None,
     deadline=None,
