@@ -373,7 +373,10 @@ class Service:
             if (generation := self._open.get(message.number)) is not None:
                 self._embedded(generation, message)
         elif isinstance(message, Refused) and (generation := self._open.get(message.number)) is not None:
-            self._fail(generation, error_of(message.failure))
+            error = error_of(message.failure)
+            if isinstance(error, InvalidRequestError) and error.param == "prompt":
+                error.param = generation.param  # the engine knows only of token ids
+            self._fail(generation, error)
 
     def _from_detokenizer(self, worker: Worker[FromDetokenizer], message: FromDetokenizer) -> None:
         if isinstance(message, Chunks):

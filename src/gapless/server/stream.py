@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gapless.sampling import SamplingParams
-from gapless.server.messages import Chunk, Metrics, Prompt
+from gapless.server.messages import Chat, Chunk, Metrics, Prompt
 
 
 class ClientGoneError(Exception):
@@ -49,6 +49,13 @@ class Generation:
     @property
     def num_sequences(self) -> int:
         return self.params.n
+
+    @property
+    def param(self) -> str:
+        """The field of the request that the prompt came from."""
+        if isinstance(self.prompt, Chat):
+            return "messages"
+        return "input" if self.stream.is_embedding else "prompt"
 
 
 class Stream:
