@@ -1,4 +1,4 @@
-"""docs/serving.md tells of every option of `gapless serve` and every metric; links in the docs lead somewhere."""
+"""docs/serving.md tells of every option and every metric of `gapless serve`; links lead somewhere."""
 
 from __future__ import annotations
 
