@@ -1,4 +1,4 @@
-"""docs/serving.md tells of every option of `gapless serve`, as the command line has it."""
+"""docs/serving.md tells of every option and every metric of `gapless serve`; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import typer
 
 from gapless.cli.app import app
+from gapless.server.metrics import ServerMetrics
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "serving.md").read_text("utf-8")
 
 
 def rows() -> list[str]:
@@ -32,7 +34,23 @@ def rows() -> list[str]:
 
 
 def test_the_table_of_options_is_that_of_the_command_line() -> None:
-    page = PAGE.read_text("utf-8")
-    table = re.search(r"\| option \| variable \|.*?\n\|[-|]+\|\n(.*?)\n\n", page, re.DOTALL)
+    table = re.search(r"\| option \| variable \|.*?\n\|[-|]+\|\n(.*?)\n\n", PAGE, re.DOTALL)
     assert table is not None
     assert table.group(1).splitlines() == rows()
+
+
+def test_every_metric_is_told_of() -> None:
+    names = {metric.name for metric in ServerMetrics("model").registry.collect()}
+    assert {name for name in names if not re.search(rf"`{name}(_total)?`", PAGE)} == set()
+
+
+def test_links_lead_to_files() -> None:
+    for page in [*DOCS.glob("*.md"), *DOCS.glob("clients/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_index_of_clients_is_complete() -> None:
+    index = (DOCS / "clients" / "README.md").read_text("utf-8")
+    pages = {page.name for page in DOCS.glob("clients/*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([a-z-]+\.md)\)", index))
