@@ -71,6 +71,7 @@ def test_tools_are_refused_where_the_template_does_not_show_them() -> None:
     with pytest.raises(InvalidRequestError, match="does not support tools"):
         ChatStyle(hidden).tool_use(tools)
     assert ChatStyle(hidden).tool_use(tools, "none") == ToolUse()
+    assert ChatStyle(hidden).tool_use(tools, "required").constraint is not None
     shown: Any = Service("{{ tools }}", [])
     assert ChatStyle(shown).tool_use(tools).names == ("f",)
 

@@ -152,17 +152,19 @@ class ChatStyle:
             )
         if choice == "none":
             return ToolUse()
-        if tools and not self.shows_tools:
-            raise InvalidRequestError(
-                f"{self._service.model_name} does not support tools: its chat template does not show them to "
-                "it. The server's operator can give another one with --chat-template.",
-                param="tools",
-            )
         if choice == "required" or isinstance(choice, dict):
             schema, name = tool_choice_schema(tools, choice, parallel)
             constraint = StructuredOutputs(json=schema)
         elif not tools:
             return ToolUse()
+        elif (
+            not self.shows_tools
+        ):  # a call that a schema shapes comes about all the same; a free one does not
+            raise InvalidRequestError(
+                f"{self._service.model_name} does not support tools: its chat template does not show them to "
+                "it. The server's operator can give another one with --chat-template.",
+                param="tools",
+            )
         else:
             name, constraint = self.tool_format or tool_format(self.template), None
         names = tuple(tool["function"]["name"] for tool in tools)
