@@ -73,7 +73,7 @@ class Connection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         self.socket.setblocking(False)
         await asyncio.get_running_loop().sock_connect(self.socket, self._address)
-        self.reader, self.writer = await asyncio.open_connection(sock=self.socket, limit=1 << 14)
+        self.reader, self.writer = await asyncio.open_connection(sock=self.socket, limit=1 << 20)
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -44,19 +44,24 @@ def completion(**fields: Any) -> bytes:
     return post("/v1/completions", {"prompt": "Once upon a time", "temperature": 0, **fields})
 
 
-async def under_load(server: RunningServer, act: Callable[[], None]) -> list[Answer]:
-    """Answers of streams and others, more than there are slots, during which `act` happens."""
+async def under_load(server: RunningServer, act: Callable[[], None]) -> tuple[list[Answer], bytes]:
+    """Answers of streams and others, more than there are slots, during which `act` happens; and the rest of a
+    stream that had begun by then."""
     bodies = [
-        {"stream": index % 2 == 0, "prompt": f"Story {index}:" + " word" * (index * 20), "max_tokens": 150}
-        for index in range(24)
+        {"stream": index % 2 == 0, "prompt": f"Story {index}:" + " word" * (index * 20), "max_tokens": 60}
+        for index in range(12)
     ]
-    tasks = [asyncio.create_task(ask(server.url, completion(ignore_eos=True, **body))) for body in bodies]
-    while (await ask(server.url, head("GET", "/stats"))).json["num_running"] < 8:
-        pass
-    await asyncio.to_thread(act)
-    # Those that come while a process is missing.
-    tasks += [asyncio.create_task(ask(server.url, completion(max_tokens=150))) for _ in range(4)]
-    return await asyncio.gather(*tasks)
+    async with Connection(server.url) as client:
+        client.writer.write(completion(max_tokens=300, ignore_eos=True, stream=True))
+        await client.reader.readuntil(b"data: ")
+        tasks = [asyncio.create_task(ask(server.url, completion(ignore_eos=True, **body))) for body in bodies]
+        while (await ask(server.url, head("GET", "/stats"))).json["num_running"] < 8:
+            pass
+        act()
+        # Those that come while a process is missing.
+        tasks += [asyncio.create_task(ask(server.url, completion(max_tokens=20))) for _ in range(4)]
+        rest = await client.reader.readuntil(b"[DONE]")
+        return await asyncio.gather(*tasks), rest
 
 
 def is_well_ended(answer: Answer) -> bool:
@@ -76,10 +81,11 @@ def test_a_killed_worker_is_replaced(victim: RunningServer, role: str) -> None:
     before = server.post("/v1/completions", **question)["choices"]
     workers = server.workers()
     restarts, steps = metric(server, "gapless:worker_restarts_total"), metric(server, "gapless:steps_total")
-    answers = asyncio.run(under_load(server, lambda: os.kill(workers[role], signal.SIGKILL)))
+    answers, begun = asyncio.run(under_load(server, lambda: os.kill(workers[role], signal.SIGKILL)))
     assert all(is_well_ended(answer) for answer in answers)
-    if role != "tokenizer":
-        assert any(answer.status == 200 and answer.error is not None for answer in answers)
+    # What is encoded does not need the tokenizer any more.
+    assert (b'data: {"error":' in begun) == (role != "tokenizer")
+    assert (b'"finish_reason":"length"' in begun) == (role == "tokenizer")
     server.wait_until_ready()
     assert server.post("/v1/completions", **question)["choices"] == before
     assert metric(server, "gapless:worker_restarts_total") == restarts + 1
@@ -116,7 +122,7 @@ def test_a_detokenizer_that_stood_still_loses_nothing(victim: RunningServer) -> 
 
     async def scene() -> list[Answer]:
         async with Connection(server.url) as client:
-            client.writer.write(completion(max_tokens=200, ignore_eos=True, stream=True))
+            client.writer.write(completion(max_tokens=100, ignore_eos=True, stream=True))
             await client.reader.readuntil(b"data: ")
             os.kill(process, signal.SIGSTOP)
             try:
@@ -125,7 +131,7 @@ def test_a_detokenizer_that_stood_still_loses_nothing(victim: RunningServer) -> 
             finally:
                 os.kill(process, signal.SIGCONT)
             rest = await client.reader.readuntil(b"[DONE]")
-        assert rest.count(b'"text":') >= 100
+        assert rest.count(b'"text":') >= 50
         return [await ask(server.url, completion(max_tokens=3))]
 
     assert asyncio.run(scene())[0].status == 200
