@@ -69,7 +69,6 @@ def raw_head(path: str, *lines: bytes) -> bytes:
         "/openapi.json",
         "/api/tags",
         "/nowhere",
-        "/page/../v1/models",
         "/health/../stats",
         "//stats",
         "/v1/models/",
@@ -347,10 +346,15 @@ def test_a_body_with_many_mistakes_is_told_the_first(model: type[BaseModel], wro
     """An error for each of a million items would take seconds and gigabytes."""
     for name in _fields(model):
         for value in ([wrong] * 3000, [[wrong] * 3000], {str(index): wrong for index in range(3000)}):
-            try:
-                model.model_validate({"prompt": "", "messages": [], name: value})
-            except ValidationError as error:
-                assert error.error_count() <= 10, name
+            assert _num_errors(model, {"prompt": "", "messages": [], name: value}) <= 10, name
+
+
+def _num_errors(model: type[BaseModel], body: Any) -> int:
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
 
 
 @pytest.mark.models
@@ -360,7 +364,6 @@ def test_a_body_with_many_mistakes_is_told_the_first(model: type[BaseModel], wro
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"x": 10**400}}, None),
     ],
 )
@@ -371,6 +374,17 @@ def test_templates_are_not_the_clients(
     answer = asyncio.run(ask(roomy.url, post("/v1/chat/completions", body)))
     assert answer.status == 400
     assert param is None or answer.error["param"] == param
+
+
+@pytest.mark.models
+def test_template_variables_may_have_any_other_name(roomy: RunningServer) -> None:
+    names = ("self", "request", "prompt", "bos_token", "raise_exception", "__class__")
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+        "chat_template_kwargs": dict.fromkeys(names, 1),
+    }
+    assert asyncio.run(ask(roomy.url, post("/v1/chat/completions", body))).status == 200
 
 
 async def beside_a_stream(server: RunningServer, attack: Callable[[], Awaitable[None]]) -> None:
