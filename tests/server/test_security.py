@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import importlib
 import json
+import pkgutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import gapless.server
 from gapless.server.middleware import Authentication, _printable
 from gapless.server.openai.chat import ChatRequest
-from gapless.server.openai.completions import CompletionRequest
 from helpers_http import Answer, Connection, ask, head, post
 from helpers_processes import rss_mib, wait_until
 from helpers_server import RunningServer
@@ -335,18 +337,34 @@ def test_the_page_may_not_load_or_send_anything_elsewhere(roomy: RunningServer) 
 # --- bodies that cost much ---
 
 
+def _request_models() -> list[type[BaseModel]]:
+    for module in pkgutil.walk_packages(gapless.server.__path__, "gapless.server."):
+        if module.name != "gapless.server.process":
+            importlib.import_module(module.name)
+    found, left = [], [BaseModel]
+    while left:
+        for model in left.pop().__subclasses__():
+            left.append(model)
+            if model.__module__.startswith("gapless.server."):
+                found.append(model)
+    return found
+
+
 def _fields(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield field.alias or name
 
 
-@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
 @pytest.mark.parametrize("wrong", [1.5, "x", [[1.5]], {"a": [1.5]}, None])
-def test_a_body_with_many_mistakes_is_told_the_first(model: type[BaseModel], wrong: Any) -> None:
+def test_a_body_with_many_mistakes_is_told_the_first(wrong: Any) -> None:
     """An error for each of a million items would take seconds and gigabytes."""
-    for name in _fields(model):
-        for value in ([wrong] * 3000, [[wrong] * 3000], {str(index): wrong for index in range(3000)}):
-            assert _num_errors(model, {"prompt": "", "messages": [], name: value}) <= 10, name
+    models = _request_models()
+    assert ChatRequest in models
+    for model in models:
+        for name in _fields(model):
+            for value in ([wrong] * 3000, [[wrong] * 3000], {str(index): wrong for index in range(3000)}):
+                body = {"prompt": "", "messages": [], name: value}
+                assert _num_errors(model, body) <= 20, (model, name)
 
 
 def _num_errors(model: type[BaseModel], body: Any) -> int:
