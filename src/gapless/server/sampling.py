@@ -94,9 +94,9 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputsFields(BaseModel):
-    """vLLM's `structured_outputs`."""
+    """vLLM's `structured_outputs`. Unknown fields are refused at use: pydantic lists them all."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -107,7 +107,13 @@ class StructuredOutputsFields(BaseModel):
     whitespace_pattern: str | None = None
 
     def structured_outputs(self) -> StructuredOutputs:
-        """The constraint."""
+        """The constraint. InvalidRequestError for a field that does not exist."""
+        for name in self.model_extra or ():
+            raise InvalidRequestError(
+                f"structured_outputs has no field {name!r:.100}; it has json, regex, choice, grammar, "
+                "json_object, disable_any_whitespace and whitespace_pattern.",
+                param="structured_outputs",
+            )
         fields = self.model_dump(exclude={"json_"})
         return StructuredOutputs(json=self.json_, **fields)
 

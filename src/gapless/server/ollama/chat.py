@@ -12,6 +12,7 @@ from gapless.server.chat import ChatStyle
 from gapless.server.messages import Chat
 from gapless.server.ollama.answers import Answer, MessageShape, loaded, respond
 from gapless.server.ollama.fields import GenerationFields, check_model
+from gapless.server.sampling import ListOf
 from gapless.server.service import Service
 
 
@@ -23,8 +24,8 @@ class Message(BaseModel):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    images: ListOf[Any] | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
     tool_name: str | None = None
 
     def for_template(self, where: str) -> dict[str, Any]:
@@ -55,8 +56,8 @@ class Tool(BaseModel):
 class ChatRequest(GenerationFields):
     """Ollama's chat request. Without messages it asks that the model be loaded."""
 
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: ListOf[Message] | None = None
+    tools: ListOf[Tool] | None = None
 
 
 def chat(service: Service, request: ChatRequest, request_id: str) -> Response:

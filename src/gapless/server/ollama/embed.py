@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gapless.server.embedding import embedding_inputs, open_embedding, shortened
 from gapless.server.ollama.fields import ModelFields, check_model
 from gapless.server.responses import Collector, Items, WholeResponse
-from gapless.server.sampling import refuse_unsupported
+from gapless.server.sampling import ListOf, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
 
@@ -19,7 +19,7 @@ from gapless.server.stream import Stream
 class EmbedRequest(ModelFields):
     """Texts to embed. One that is too long is refused, `truncate` or not: half of a text is another text."""
 
-    input: str | list[str]
+    input: str | ListOf[str]
     dimensions: int | None = None
     truncate: bool | None = None
     options: dict[str, Any] | None = None

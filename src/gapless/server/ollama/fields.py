@@ -11,7 +11,7 @@ from gapless.errors import InvalidRequestError
 from gapless.sampling import SamplingParams, StructuredOutputs
 from gapless.server.chat import ChatStyle, checked_logprobs
 from gapless.server.errors import ModelNotFoundError
-from gapless.server.sampling import SamplingFields, refuse_unsupported
+from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import Service
 
 _DEFAULT_TAG = ":latest"
@@ -55,7 +55,7 @@ class Options(BaseModel):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -12,6 +12,7 @@ from gapless.server.messages import Chat, FillIn, Prompt, Text
 from gapless.server.ollama.answers import Answer, TextShape, loaded, respond
 from gapless.server.ollama.fields import GenerationFields, check_model
 from gapless.server.parsing import ChatOutputParser
+from gapless.server.sampling import ListOf
 from gapless.server.service import Service
 
 
@@ -23,8 +24,8 @@ class GenerateRequest(GenerationFields):
     system: str | None = None
     template: str | None = None
     raw: bool | None = None
-    images: list[Any] | None = None
-    context: list[int] | None = None
+    images: ListOf[Any] | None = None
+    context: ListOf[int] | None = None
 
     def as_prompt(self, style: ChatStyle) -> Prompt:
         """What the model gets: a text as it is, a gap to fill, or a user's message."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from gapless.errors import InvalidRequestError
 from gapless.server.embedding import embedding_inputs, open_embedding, shortened
 from gapless.server.responses import Collector, GenerationResponse, Items, WholeResponse
-from gapless.server.sampling import refuse_unsupported
+from gapless.server.sampling import ListOf, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
 
@@ -23,7 +23,7 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    input: str | list[int] | list[str] | list[list[int]]
+    input: str | ListOf[int] | ListOf[str] | ListOf[ListOf[int]]
     encoding_format: str | None = None
     dimensions: int | None = None
 

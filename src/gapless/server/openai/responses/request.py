@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from gapless.errors import InvalidRequestError
 from gapless.sampling import SamplingParams, StructuredOutputs
 from gapless.server.chat import checked_logprobs
-from gapless.server.sampling import ResponseFormat, SamplingFields, refuse_unsupported
+from gapless.server.sampling import ListOf, ResponseFormat, SamplingFields, refuse_unsupported
 
 _UNSUPPORTED = {
     "background": "Leave the connection open, and stream if it takes long.",
@@ -44,16 +44,16 @@ class ReasoningFields(BaseModel):
 class ResponsesRequest(SamplingFields):
     """OpenAI's request for a response."""
 
-    input: str | list[dict[str, Any]]
+    input: str | ListOf[dict[str, Any]]
     instructions: str | None = None
     max_tokens: int | None = Field(None, validation_alias=AliasChoices("max_output_tokens", "max_tokens"))
     max_tool_calls: int | None = None
     text: TextFields | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningFields | None = None
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
     metadata: dict[str, Any] | None = None
