@@ -23,10 +23,6 @@ from gapless.server.errors import HttpError, status_error
 
 access_logger = logging.getLogger("gapless.access")
 
-# Key in a request's scope: the connection's own `send`. Middleware has to do with the head of a response
-# alone; half a dozen wrappers around every token of a stream would cost a third of sending it.
-DIRECT_SEND = "gapless.send"
-
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/favicon.ico"})
 
@@ -53,7 +49,6 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        scope[DIRECT_SEND] = send
         started_s, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:

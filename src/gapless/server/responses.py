@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.errors import GaplessError
+from gapless.server.connection import DIRECT_WRITER, DirectWriter
 from gapless.server.errors import HttpError, RequestTimeoutError, http_error
 from gapless.server.messages import Chunk
-from gapless.server.middleware import DIRECT_SEND
 from gapless.server.stream import ClientGoneError, Stream
 
 logger = logging.getLogger("gapless.server")
@@ -65,14 +65,14 @@ class GenerationResponse(Response, ABC):
         self._stream = stream
         self._timeout_s = timeout_s
         self._path = ""
-        self._direct_send: Send | None = None
+        self._writer: DirectWriter | None = None
         self._has_started = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         self._path = scope["path"]
-        self._direct_send = scope.get(DIRECT_SEND)
+        self._writer = scope.get(DIRECT_WRITER)
         watcher = asyncio.create_task(self._watch(receive))
         timer = None
         if self._timeout_s is not None:
@@ -166,7 +166,18 @@ class EventResponse(GenerationResponse):
                 await self._send(send, data, more=not is_last)
             if is_last:
                 return
+            if self._writer is not None and self._has_started:
+                stream.listen(self._write)
             await stream.wait()  # tokens are the heartbeat now
+
+    def _write(self, index: int, chunk: Chunk) -> bool:
+        """Writes a chunk at once, if the connection takes it."""
+        assert self._writer is not None
+        if not self._writer.is_ready:
+            return False
+        if data := self._formatter.push([(index, chunk)]):
+            self._writer.write(data)
+        return True
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         if not self._has_started:
@@ -174,7 +185,7 @@ class EventResponse(GenerationResponse):
             await self._send_head(
                 send, 200, self._formatter.media_type, cache_control="no-cache", x_accel_buffering="no"
             )
-        await (self._direct_send or send)({"type": "http.response.body", "body": data, "more_body": more})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_error(self, send: Send, error: HttpError) -> None:
         if self._has_started:

@@ -78,6 +78,7 @@ class Stream:
         self._items: deque[tuple[int, Chunk] | Exception] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._num_open = 0
+        self._listener: Callable[[int, Chunk], bool] | None = None
 
     # --- for the service ---
 
@@ -87,7 +88,16 @@ class Stream:
         self._num_open += self.params.n
 
     def put(self, generation: Generation, chunk: Chunk) -> None:
-        self._items.append((generation.position * self.params.n + chunk.index, chunk))
+        index = generation.position * self.params.n + chunk.index
+        if self._listener is not None and not self._items and chunk.finish_reason is None:
+            try:
+                if self._listener(index, chunk):
+                    return
+            except Exception as error:  # the consumer's own: other streams' chunks come after this one
+                self._items.append(error)
+                self._wake()
+                return
+        self._items.append((index, chunk))
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -100,6 +110,13 @@ class Stream:
             self._waiter.set_result(None)
 
     # --- for the consumer ---
+
+    def listen(self, listener: Callable[[int, Chunk], bool]) -> None:
+        """From now on `listener` is offered each chunk that is not the last of its choice, as it arrives.
+
+        What it does not take, and what comes while that has not been read, is there to be read.
+        """
+        self._listener = listener
 
     @property
     def num_choices(self) -> int:

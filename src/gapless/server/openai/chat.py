@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gapless.errors import InvalidRequestError
@@ -27,6 +28,9 @@ from gapless.server.responses import (
 from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
+
+_encode = msgspec.json.Encoder().encode
+_MARK = "the text"  # stands for it while an event is made of which only the text changes
 
 _UNSUPPORTED = {
     "audio": "This server generates text.",
@@ -148,6 +152,7 @@ class ChatEvents(EventFormatter):
         self._num_logprobs = num_logprobs
         self._include_usage = include_usage
         self._writer = EventWriter({**head, "object": "chat.completion.chunk"}, include_usage)
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def push(self, items: Items) -> bytes:
         data: list[bytes] = []
@@ -156,6 +161,9 @@ class ChatEvents(EventFormatter):
             if not choice.has_started:
                 choice.has_started = True
                 data.append(self._event(index, {"role": "assistant", "content": ""}))
+            elif choice.parser.is_idle and chunk.logprobs is None and chunk.finish_reason is None:
+                data.append(self._content(index, chunk.text))  # most chunks are no more than this
+                continue
             data += self._deltas(index, choice.take(chunk), chunk.logprobs)
             if choice.finish_reason is not None:
                 data.append(self._event(index, {}, None, choice.finish_reason, choice.stop_reason))
@@ -175,6 +183,16 @@ class ChatEvents(EventFormatter):
         if not fields and shown is not None:  # its text is held back
             fields = [{"content": ""}]
         return [self._event(index, one, None if place else shown) for place, one in enumerate(fields)]
+
+    def _content(self, index: int, text: str) -> bytes:
+        """An event with content alone. What is around the text is made once."""
+        if not text:
+            return b""
+        if (around := self._around.get(index)) is None:
+            event = self._event(index, {"content": _MARK})
+            before, _, after = event.rpartition(f'"{_MARK}"'.encode())
+            around = self._around[index] = (before, after)
+        return around[0] + _encode(text) + around[1]
 
     def _event(
         self,

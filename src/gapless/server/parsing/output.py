@@ -39,6 +39,11 @@ class ChatOutputParser:
             self._parsers.append(self._tools)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all that comes is content, and nothing is held back."""
+        return not self._parsers
+
+    @property
     def has_tool_calls(self) -> bool:
         """Whether a call was made so far: then the finish reason `stop` is `tool_calls`."""
         return self._tools is not None and self._tools.num_calls > 0
