@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
 
 #include "ops/linear_input.h"
 #include "ops/linear_output.h"
@@ -20,6 +19,7 @@ namespace {
 
 constexpr int kBlockRows = 16;  // rows of a tile
 constexpr int kRestRows = 10;   // so many rows more pay for a block that is not full
+constexpr int kAhead = 2;       // groups that are multiplied before one is scaled
 constexpr int kBlockGroups = 8;  // unpacked at a time, for all rows: 5 KB
 
 // The weights of a group less their zero point, in the order of a tile: four inputs x sixteen outputs per line.
@@ -43,13 +43,6 @@ struct TileGroup {
   }
 };
 
-constexpr float kBias = 0x1.8p23f;
-alignas(64) constexpr auto kBiases = [] {
-  std::array<float, kBlockRows * kTileRows> biases{};
-  for (float& bias : biases) bias = kBias;
-  return biases;
-}();
-
 // Integer products of a group: [part][row][output].
 template <int bits>
 struct Products {
@@ -65,12 +58,12 @@ struct alignas(64) TileConfig {
 
 template <int bits, bool has_min>
 GAPLESS_INLINE void multiply(const TileGroup<bits, has_min>& group, const A8Group* x, int64_t x_stride) {
-  _tile_loadd(0, kBiases.data(), kLineBytes);
+  _tile_zero(0);
   if constexpr (bits == 6) {
     _tile_loadd(4, x->q, x_stride);
     _tile_loadd(5, group.lines[0], kLineBytes);
     _tile_dpbssd(0, 4, 5);
-    _tile_loadd(1, kBiases.data(), kLineBytes);
+    _tile_zero(1);
     _tile_loadd(6, x->q + 16, x_stride);
     _tile_loadd(7, group.lines[4], kLineBytes);
     _tile_dpbssd(1, 6, 7);
@@ -87,10 +80,17 @@ GAPLESS_INLINE void store_products(Products<bits>& products) {
   if constexpr (bits == 6) _tile_stored(1, products.sums[1], kLineBytes);
 }
 
+// An integer below 2^22 in magnitude as a float, by additions: they can go to a port that has no multiplier left once
+// tiles are in use, unlike conversions.
+GAPLESS_INLINE F32x16 small_to_f32(__m512i x) {
+  const __m512 bias = _mm512_set1_ps(0x1.8p23f);
+  return {_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(x, _mm512_castps_si512(bias))), bias)};
+}
+
 template <int bits, bool has_min>
 GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<bits>& products, int row) {
   const auto part = [&](int i) GAPLESS_LAMBDA_INLINE {
-    return sub(load(reinterpret_cast<const float*>(products.sums[i][row])), set1(kBias));
+    return small_to_f32(_mm512_load_si512(products.sums[i][row]));
   };
   if constexpr (bits == 6) return fma(part(1), load(group.subs[1]), mul(part(0), load(group.subs[0])));
   return part(0);
@@ -101,16 +101,23 @@ GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<
 template <int bits, bool has_min>
 void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8Group* x, int64_t x_stride,
                 float (*sums)[kTileRows]) {
-  Products<bits> products[2];
+  Products<bits> products[kAhead + 1];
   F32x16 totals[kBlockRows];
   unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
-  multiply(group[0], x, x_stride);
-  store_products(products[0]);
+  for (int g = 0; g < kAhead && g < num_groups; ++g) {
+    multiply(group[g], x + g, x_stride);
+    store_products(products[g]);
+  }
   for (int g = 0; g < num_groups; ++g, ++group, ++x) {
-    if (g + 1 < num_groups) multiply(group[1], x + 1, x_stride);
-    const Products<bits>& done = products[g % 2];
+    const bool more = g + kAhead < num_groups;
+    if (more) multiply(group[kAhead], x + kAhead, x_stride);
+    const Products<bits>& done = products[g % (kAhead + 1)];
+    const std::byte* const rows = reinterpret_cast<const std::byte*>(x);
+    const std::byte* other_rows = rows + kBlockRows / 2 * x_stride;
+    asm("" : "+r"(other_rows));  // seven offsets from two pointers stay in registers, fifteen from one would not
     const auto row = [&](int r) GAPLESS_LAMBDA_INLINE {
-      return reinterpret_cast<const A8Group*>(reinterpret_cast<const std::byte*>(x) + r * x_stride);
+      constexpr int half = kBlockRows / 2;
+      return reinterpret_cast<const A8Group*>((r < half ? rows : other_rows) + r % half * x_stride);
     };
     const F32x16 scale = load(group->scale);
     unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE {
@@ -120,7 +127,7 @@ void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8G
       const F32x16 min = load(group->min);
       unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(min, set1(row(r)->offset), totals[r]); });
     }
-    if (g + 1 < num_groups) store_products(products[(g + 1) % 2]);
+    if (more) store_products(products[(g + kAhead) % (kAhead + 1)]);
   }
   unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
 }
