@@ -17,9 +17,8 @@ const LinearKernels& linear_kernels();
 namespace gapless::amx {
 namespace {
 
-constexpr int kBlockRows = 16;  // rows of a tile
-constexpr int kRestRows = 10;   // so many rows more pay for a block that is not full
-constexpr int kAhead = 2;       // groups that are multiplied before one is scaled
+constexpr int kBlockRows = 16;   // rows of a tile
+constexpr int kRestRows = 10;    // so many rows more pay for a block that is not full
 constexpr int kBlockGroups = 8;  // unpacked at a time, for all rows: 5 KB
 
 // The weights of a group less their zero point, in the order of a tile: four inputs x sixteen outputs per line.
@@ -38,8 +37,7 @@ struct TileGroup {
     store(scale, group.scale());
     if constexpr (has_min) store(min, group.min());
     if constexpr (bits == 6)
-      unroll<2>([&](auto i)
-                    GAPLESS_LAMBDA_INLINE { store(subs[i], load_i8(group.scales.subs + i * kTileRows)); });
+      unroll<2>([&](auto i) GAPLESS_LAMBDA_INLINE { store(subs[i], load_i8(group.scales.subs + i * kTileRows)); });
   }
 };
 
@@ -49,7 +47,7 @@ struct Products {
   alignas(64) int32_t sums[bits == 6 ? 2 : 1][kBlockRows][kTileRows];
 };
 
-// The tiles: 0 and 1 products, 2 and 3 activations and weights of a whole group, 4 and 5 of one half.
+// The tiles: 0 and 1 products, 2 and 3 activations and weights of a whole group, 4 to 7 those of its halves.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 32, 64, 16, 64, 16, 64};
@@ -80,18 +78,9 @@ GAPLESS_INLINE void store_products(Products<bits>& products) {
   if constexpr (bits == 6) _tile_stored(1, products.sums[1], kLineBytes);
 }
 
-// An integer below 2^22 in magnitude as a float, by additions: they can go to a port that has no multiplier left once
-// tiles are in use, unlike conversions.
-GAPLESS_INLINE F32x16 small_to_f32(__m512i x) {
-  const __m512 bias = _mm512_set1_ps(0x1.8p23f);
-  return {_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(x, _mm512_castps_si512(bias))), bias)};
-}
-
 template <int bits, bool has_min>
 GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<bits>& products, int row) {
-  const auto part = [&](int i) GAPLESS_LAMBDA_INLINE {
-    return small_to_f32(_mm512_load_si512(products.sums[i][row]));
-  };
+  const auto part = [&](int i) GAPLESS_LAMBDA_INLINE { return to_f32({_mm512_load_si512(products.sums[i][row])}); };
   if constexpr (bits == 6) return fma(part(1), load(group.subs[1]), mul(part(0), load(group.subs[0])));
   return part(0);
 }
@@ -101,17 +90,15 @@ GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<
 template <int bits, bool has_min>
 void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8Group* x, int64_t x_stride,
                 float (*sums)[kTileRows]) {
-  Products<bits> products[kAhead + 1];
+  Products<bits> products[2];
   F32x16 totals[kBlockRows];
   unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = load(sums[r]); });
-  for (int g = 0; g < kAhead && g < num_groups; ++g) {
-    multiply(group[g], x + g, x_stride);
-    store_products(products[g]);
-  }
+  multiply(group[0], x, x_stride);
+  store_products(products[0]);
   for (int g = 0; g < num_groups; ++g, ++group, ++x) {
-    const bool more = g + kAhead < num_groups;
-    if (more) multiply(group[kAhead], x + kAhead, x_stride);
-    const Products<bits>& done = products[g % (kAhead + 1)];
+    const bool more = g + 1 < num_groups;
+    if (more) multiply(group[1], x + 1, x_stride);
+    const Products<bits>& done = products[g % 2];
     const std::byte* const rows = reinterpret_cast<const std::byte*>(x);
     const std::byte* other_rows = rows + kBlockRows / 2 * x_stride;
     asm("" : "+r"(other_rows));  // seven offsets from two pointers stay in registers, fifteen from one would not
@@ -127,7 +114,7 @@ void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8G
       const F32x16 min = load(group->min);
       unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(min, set1(row(r)->offset), totals[r]); });
     }
-    if (more) store_products(products[(g + kAhead) % (kAhead + 1)]);
+    if (more) store_products(products[(g + 1) % 2]);
   }
   unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
 }

@@ -50,8 +50,8 @@ bool has_avx512() {
 }
 
 #if defined(GAPLESS_HAS_AMX)
-// Tiles need bits 17-18 of XCR0 and, for the whole process, Linux's leave: it would otherwise kill the first thread that
-// touches them. It refuses where an alternate signal stack of the process is too small for their 8 KB.
+// Tiles need bits 17-18 of XCR0 and, for the whole process, Linux's leave: it would otherwise kill the first thread
+// that touches them. It refuses where an alternate signal stack of the process is too small for their 8 KB.
 bool has_amx() {
   unsigned a, b, c, d;
   if (!has_avx512() || (xcr0() & 0x60000) != 0x60000) return false;
