@@ -26,6 +26,11 @@ GAPLESS_DECLARE(avx2)
 #if defined(GAPLESS_HAS_AVX512)
 GAPLESS_DECLARE(avx512)
 #endif
+#if defined(GAPLESS_HAS_AMX)
+namespace amx {
+const LinearKernels& linear_kernels();
+}
+#endif
 #if defined(GAPLESS_HAS_NEON)
 GAPLESS_DECLARE(neon)
 #endif
@@ -41,6 +46,13 @@ const Kernels& kernels_for(Isa isa) {
 #if defined(GAPLESS_HAS_AVX512)
     case Isa::avx512:
       GAPLESS_KERNELS(avx512)
+#endif
+#if defined(GAPLESS_HAS_AMX)
+    case Isa::amx: {
+      static const Kernels kernels{Isa::amx, &amx::linear_kernels(), &avx512::attention_kernels(),
+                                   &avx512::elementwise_kernels()};
+      return kernels;
+    }
 #endif
 #if defined(GAPLESS_HAS_NEON)
     case Isa::neon:

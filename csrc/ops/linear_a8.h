@@ -32,32 +32,6 @@ constexpr bool kUnpacksOnce = true;
 #endif
 constexpr int kBlockGroups = 8;  // 4 KB unpacked (8 KB for int8 on AVX2)
 
-template <int bits, bool has_min>
-struct PackedGroup {
-  const std::byte* quants;
-  ScaleReader<has_min, bits == 6> scales;
-
-  GAPLESS_INLINE PackedGroup(const PackedWeight& w, int tile, int group)
-      : quants(w.quants + tile * int64_t(w.tile_quant_bytes) + int64_t(group) * bits * kLineBytes),
-        scales(w, tile, group) {}
-  GAPLESS_INLINE const PackedGroup& operator*() const { return *this; }
-  GAPLESS_INLINE PackedGroup& operator++() {
-    quants += bits * kLineBytes;
-    unroll<bits>([&](auto line)
-                     GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
-    scales.advance();
-    return *this;
-  }
-
-  template <int step>
-  GAPLESS_INLINE Operand<bits> operand() const {
-    return make_operand<bits>(unpack_step<bits, step>(quants));
-  }
-  GAPLESS_INLINE F32x16 scale() const { return scales.scale(); }
-  GAPLESS_INLINE F32x16 min() const { return scales.min(); }
-  GAPLESS_INLINE SubScales<bits> subs() const { return load_sub_scales<bits>(scales.subs); }
-};
-
 // Kept as bytes and floats: loaded as vectors, where copies of vector structs would be split into smaller moves.
 template <int bits, bool has_min>
 struct UnpackedGroup {

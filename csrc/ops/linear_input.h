@@ -79,4 +79,31 @@ GAPLESS_INLINE Line unpack_step(const std::byte* group) {
 
 constexpr int zero_point_of(int bits, bool has_min) { return has_min ? 0 : 1 << (bits - 1); }
 
+// One group of a tile after the other, straight from the weight.
+template <int bits, bool has_min>
+struct PackedGroup {
+  const std::byte* quants;
+  ScaleReader<has_min, bits == 6> scales;
+
+  GAPLESS_INLINE PackedGroup(const PackedWeight& w, int tile, int group)
+      : quants(w.quants + tile * int64_t(w.tile_quant_bytes) + int64_t(group) * bits * kLineBytes),
+        scales(w, tile, group) {}
+  GAPLESS_INLINE const PackedGroup& operator*() const { return *this; }
+  GAPLESS_INLINE PackedGroup& operator++() {
+    quants += bits * kLineBytes;
+    unroll<bits>([&](auto line)
+                     GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
+    scales.advance();
+    return *this;
+  }
+
+  template <int step>
+  GAPLESS_INLINE Operand<bits> operand() const {
+    return make_operand<bits>(unpack_step<bits, step>(quants));
+  }
+  GAPLESS_INLINE F32x16 scale() const { return scales.scale(); }
+  GAPLESS_INLINE F32x16 min() const { return scales.min(); }
+  GAPLESS_INLINE SubScales<bits> subs() const { return load_sub_scales<bits>(scales.subs); }
+};
+
 }  // namespace gapless::GAPLESS_ISA

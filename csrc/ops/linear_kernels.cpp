@@ -1,7 +1,7 @@
 // The linear layers of one ISA.
 #include "ops/linear_a8.h"
 #include "ops/linear_f32.h"
-#include "simd/math.h"
+#include "ops/linear_output.h"
 #include "simd/to_int8.h"
 
 namespace gapless::GAPLESS_ISA {
@@ -74,37 +74,6 @@ void quantize_row(const float* x, int k, std::byte* out) {
   quantize_group(load(tail), load(tail + 16), groups);
 }
 
-F32x16 activate(F32x16 x, Activation act) {
-  switch (act) {
-    case Activation::silu:
-      return silu(x);
-    case Activation::gelu_tanh:
-      return gelu_tanh(x);
-    case Activation::gelu:
-      return gelu(x);
-    case Activation::relu:
-      return relu(x);
-  }
-  return x;
-}
-
-// One row of a tile on its way out: columns [column, column + n) of y, n <= 16.
-GAPLESS_INLINE void write_row(const LinearArgs& args, int row, int column, int n, F32x16 value) {
-  float* y = args.y + row * args.y_stride + column;
-  if (n == kTileRows) {
-    if (args.bias) value = add(value, load(args.bias + column));
-    if (args.accumulate) value = add(load(y), value);
-    store(y, value);
-    return;
-  }
-  float lanes[kTileRows];
-  to_array(lanes, value);
-  for (int i = 0; i < n; ++i) {
-    if (args.bias) lanes[i] += args.bias[column + i];
-    y[i] = args.accumulate ? y[i] + lanes[i] : lanes[i];
-  }
-}
-
 TileFunction tile_function(const LinearArgs& args, const PackedWeight& w) {
   return args.xq && w.format.type >= PackedType::int4 ? a8_tile_function(w.format) : f32_tile_function(w.format);
 }
@@ -119,15 +88,9 @@ void linear(const LinearArgs& args) {
     const InputRows input = {args.x + first * args.x_stride, args.x_stride, args.xq + first * args.xq_stride,
                              args.xq_stride, num_rows};
     for (int tile = args.tile_begin; tile < args.tile_end; ++tile) {
-      const int column = tile * kTileRows;
-      const int n = w.rows - column < kTileRows ? w.rows - column : kTileRows;
       compute(w, tile, input, sums);
       if (compute_up) compute_up(*args.up, tile, input, up_sums);
-      for (int row = 0; row < num_rows; ++row) {
-        F32x16 value = load(sums[row]);
-        if (compute_up) value = mul(activate(value, args.act), load(up_sums[row]));
-        write_row(args, first + row, column, n, value);
-      }
+      for (int row = 0; row < num_rows; ++row) write_row(args, first + row, tile, sums[row], up_sums[row]);
     }
   }
 }

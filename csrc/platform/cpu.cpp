@@ -1,6 +1,7 @@
 #include "platform/cpu.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,21 @@ bool has_avx512() {
   if ((b & needed) != needed || !vnni) return false;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));  // BF16
 }
+
+#if defined(GAPLESS_HAS_AMX)
+// Tiles need bits 17-18 of XCR0 and, for the whole process, Linux's leave: it would otherwise kill the first thread
+// that touches them. It refuses where an alternate signal stack of the process is too small for their 8 KB.
+bool has_amx() {
+  unsigned a, b, c, d;
+  if (!has_avx512() || (xcr0() & 0x60000) != 0x60000) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const unsigned needed = (1u << 24) | (1u << 25);  // TILE, INT8
+  if ((d & needed) != needed) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return permitted;
+}
+#endif
 #endif
 
 // First line of a file, or "" when it can't be read.
@@ -92,6 +108,8 @@ const char* isa_name(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::amx:
+      return "amx";
     case Isa::neon:
       return "neon";
   }
@@ -103,6 +121,9 @@ std::vector<Isa> usable_isas() {
 #if defined(__x86_64__)
   if (has_avx2()) isas.push_back(Isa::avx2);
   if (has_avx512()) isas.push_back(Isa::avx512);
+#if defined(GAPLESS_HAS_AMX)
+  if (has_amx()) isas.push_back(Isa::amx);
+#endif
 #elif defined(__aarch64__)
   if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) isas.push_back(Isa::neon);
 #endif

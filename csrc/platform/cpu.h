@@ -6,7 +6,7 @@
 
 namespace gapless {
 
-enum class Isa { generic, avx2, avx512, neon };
+enum class Isa { generic, avx2, avx512, amx, neon };  // amx: AVX-512 with the tile unit for many rows
 
 const char* isa_name(Isa isa);
 

@@ -10,7 +10,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(GAPLESS_ISA_AVX512)
+#if defined(GAPLESS_ISA_AMX)
+#define GAPLESS_ISA amx
+#define GAPLESS_ISA_AVX512  // in all but the tiles
+#include <immintrin.h>
+#elif defined(GAPLESS_ISA_AVX512)
 #define GAPLESS_ISA avx512
 #if defined(GAPLESS_EMULATE_AVX512)  // a test build, for machines without AVX-512
 #include "emulated_avx512.h"

@@ -17,6 +17,9 @@ const LinearKernels& linear_kernels();
 namespace avx512 {
 const LinearKernels& linear_kernels();
 }
+namespace amx {
+const LinearKernels& linear_kernels();
+}
 namespace neon {
 const LinearKernels& linear_kernels();
 }
@@ -38,6 +41,9 @@ inline std::vector<LinearIsa> linear_isas() {
 #endif
 #if defined(GAPLESS_HAS_AVX512)
     if (isa == Isa::avx512) isas.push_back({"avx512", &avx512::linear_kernels()});
+#endif
+#if defined(GAPLESS_HAS_AMX)
+    if (isa == Isa::amx) isas.push_back({"amx", &amx::linear_kernels()});
 #endif
 #if defined(GAPLESS_HAS_NEON)
     if (isa == Isa::neon) isas.push_back({"neon", &neon::linear_kernels()});

@@ -260,7 +260,7 @@ void test_linear(const char* isa, const LinearKernels& kernels) {
   for (const PackedFormat& format : formats())
     for (const bool a8 : {false, true}) {
       if (a8 && !format.is_integer()) continue;
-      for (const int num_rows : {1, 2, 3, 4, 5, 8, 11, 65})
+      for (const int num_rows : {1, 2, 3, 4, 5, 8, 11, 16, 19, 29, 65, 76})
         for (const auto& [rows, cols] : {std::pair{1, 1}, {17, 33}, {48, 320}, {31, 767}}) {
           const int variant = below(8);
           const bool gated = variant >= 5;
