@@ -151,6 +151,7 @@ class EventResponse(GenerationResponse):
     def __init__(self, stream: Stream, formatter: EventFormatter, timeout_s: float | None) -> None:
         super().__init__(stream, timeout_s)
         self._formatter = formatter
+        self._is_sending = False
 
     async def _respond(self, send: Send) -> None:
         stream, formatter = self._stream, self._formatter
@@ -173,7 +174,7 @@ class EventResponse(GenerationResponse):
     def _write(self, index: int, chunk: Chunk) -> bool:
         """Writes a chunk at once, if the connection takes it."""
         assert self._writer is not None
-        if not self._writer.is_ready:
+        if self._is_sending or not self._writer.is_ready:  # what is being sent comes first
             return False
         if data := self._formatter.push([(index, chunk)]):
             self._writer.write(data)
@@ -185,7 +186,9 @@ class EventResponse(GenerationResponse):
             await self._send_head(
                 send, 200, self._formatter.media_type, cache_control="no-cache", x_accel_buffering="no"
             )
+        self._is_sending = True
         await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._is_sending = False
 
     async def _send_error(self, send: Send, error: HttpError) -> None:
         if self._has_started:
