@@ -21,7 +21,6 @@ MODEL_FILES = {
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
     "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
 }
-GOLDEN = Path(__file__).parent / "data" / "golden"
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
 from gapless import LLM, SamplingParams
+from helpers_golden import GOLDEN
 
 pytestmark = pytest.mark.models
 

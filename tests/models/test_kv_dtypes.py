@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
 from gapless import LLM, SamplingParams, _native
 from gapless.config import KV_DTYPES, EngineConfig
 from gapless.errors import InvalidRequestError
 from gapless.loading import open_checkpoint
 from gapless.models import estimate_memory, kv_cache, load_model
 from gapless.models.kv_cache import kv_bytes_per_token, layer_kv_dtypes
+from helpers_golden import GOLDEN
 from helpers_models import NAMES, TINY, expected, log_softmax, relative_error
 from helpers_native_models import native_logprobs
 

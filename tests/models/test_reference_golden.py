@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
+from helpers_golden import GOLDEN
 from helpers_models import log_softmax, reference_logits
 
 pytestmark = pytest.mark.models

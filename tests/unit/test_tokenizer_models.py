@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from conftest import GOLDEN
 from gapless.loading import open_checkpoint
 from gapless.tokenizer import Detokenizer, Tokenizer, load_tokenizer, tokenizer_from_hf
 from gapless.tokenizer.pretokenizers import PRE_TOKENIZERS
+from helpers_golden import GOLDEN
 from helpers_tokenizer import byte_level_json
 
 pytestmark = pytest.mark.models

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from conftest import GOLDEN
 from gapless import LLM, SamplingParams
 from helpers_gguf_models import convert
+from helpers_golden import GOLDEN
 from helpers_models import NAMES, TINY, expected, reference_states, relative_error
 from helpers_native_models import native_embeddings
 
