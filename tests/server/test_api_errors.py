@@ -122,7 +122,7 @@ def test_of_a_key_that_is_given_twice_the_last_counts(server: RunningServer) -> 
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"banana": 1}}, "structured_outputs.banana"),
+        ({"structured_outputs": {"banana": 1}}, "structured_outputs"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
         ({"guided_choice": []}, "choice"),
     ],

@@ -203,10 +203,10 @@ def run(settings: Settings) -> None:
     front_end = open_socket(zmq.DEALER, connect=settings.address)
     try:
         worker = DetokenizerWorker(load(settings))
-    except Exception as error:
+        tokens = open_socket(zmq.PULL, bind=settings.tokens_address)
+    except Exception as error:  # also when the server has ended meanwhile, and its folder is gone
         say_last_words(front_end, codec.encode(Fatal(failure_of(error))))
         return
-    tokens = open_socket(zmq.PULL, bind=settings.tokens_address)
     front_end.send(codec.encode(DetokenizerReady(settings.tokens_address)))
     lifeline = sys.stdin.fileno()
     poller = zmq.Poller()
