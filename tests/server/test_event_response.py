@@ -48,23 +48,35 @@ class Client:
         await asyncio.Event().wait()
 
 
-def test_a_chunk_never_overtakes_one_that_is_being_sent() -> None:
-    async def run() -> bytes:
+class Running:
+    """One choice's stream on its way to a client."""
+
+    def __init__(self, formatter: EventFormatter) -> None:
         params = SamplingParams()
-        stream = Stream("id", params, 0, lambda generation: None)
-        generation = Generation(1, stream, 0, None, params)
-        stream.add(generation)
-        client = Client()
-        scope: Any = {"type": "http", "path": "/", DIRECT_WRITER: client}
-        task = asyncio.create_task(EventResponse(stream, Plain(), None)(scope, client.receive, client.send))
+        self.client = Client()
+        self._stream = Stream("id", params, 0, lambda generation: None)
+        self._generation = Generation(1, self._stream, 0, None, params)
+        self._stream.add(self._generation)
+        scope: Any = {"type": "http", "path": "/", DIRECT_WRITER: self.client}
+        response = EventResponse(self._stream, formatter, None)
+        self.task = asyncio.create_task(response(scope, self.client.receive, self.client.send))
 
-        def put(text: str, reason: str | None = None) -> None:
-            stream.put(generation, Chunk(1, 0, text, 1, reason))
+    def put(self, text: str, reason: str | None = None) -> None:
+        self._stream.put(self._generation, Chunk(1, 0, text, 1, reason))
 
-        put("a")
-        while not client.got:
+    async def begin(self, text: str) -> None:
+        """Sends a first text, and lets the task come to where chunks are written directly."""
+        self.put(text)
+        while not self.client.got:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+
+def test_a_chunk_never_overtakes_one_that_is_being_sent() -> None:
+    async def run() -> bytes:
+        running = Running(Plain())
+        client, put = running.client, running.put
+        await running.begin("a")
         put("b")
         assert client.got == b"ab"  # at once, without the task
         client.is_ready = False  # the connection is full: the task has to send
@@ -77,7 +89,7 @@ def test_a_chunk_never_overtakes_one_that_is_being_sent() -> None:
         assert client.got == b"ab"
         client.takes.set()
         put("e", "stop")
-        await task
+        await running.task
         return client.got
 
     assert asyncio.run(run()) == b"abcde."
@@ -91,19 +103,10 @@ def test_a_formatter_that_fails_ends_its_own_stream() -> None:
             return super().push(items)
 
     async def run() -> bytes:
-        params = SamplingParams()
-        stream = Stream("id", params, 0, lambda generation: None)
-        generation = Generation(1, stream, 0, None, params)
-        stream.add(generation)
-        client = Client()
-        scope: Any = {"type": "http", "path": "/", DIRECT_WRITER: client}
-        task = asyncio.create_task(EventResponse(stream, Broken(), None)(scope, client.receive, client.send))
-        stream.put(generation, Chunk(1, 0, "a", 1))
-        while not client.got:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        stream.put(generation, Chunk(1, 0, "x", 1))
-        await task
-        return client.got
+        running = Running(Broken())
+        await running.begin("a")
+        running.put("x")
+        await running.task
+        return running.client.got
 
     assert asyncio.run(run()) == b"a!"
