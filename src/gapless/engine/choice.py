@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from gapless.engine.events import (
     FinishEvent,
@@ -20,17 +21,38 @@ from gapless.tokenizer import Detokenizer, StopStringMatcher, Tokenizer
 CancelChoice = Callable[[Request, int], None]
 
 
+class NewToken(Protocol):
+    """A `TokenEvent`, or a message that says the same."""
+
+    @property
+    def choice(self) -> int: ...
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def top(self) -> TopLogprobs: ...
+    @property
+    def time_s(self) -> float: ...
+
+
 class ChoiceBuilder:
     """One choice: text without stop tokens and stop strings, token ids, log-probabilities."""
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
         params = request.params
-        self.output = CompletionOutput(index)
+        self._output = CompletionOutput(index)
         if params.logprobs is not None:
-            self.output.logprobs = []
-            self.output.cumulative_logprob = 0.0
+            self._output.logprobs = []
+            self._output.cumulative_logprob = 0.0
+        self.is_finished = False
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self._request = request
         self._tokenizer = tokenizer
+        self._vocab_size = tokenizer.vocab_size
         self._stop_token_ids = frozenset(request.stop_token_ids)
         # The prompt decides whether a space at the start of the text separates words or is the tokenizer's
         # own.
@@ -38,33 +60,39 @@ class ChoiceBuilder:
         self._matcher = None
         if params.stop_strings:
             self._matcher = StopStringMatcher(params.stop_strings, params.include_stop_str_in_output)
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self._num_reported = 0  # tokens that chunks have shown
-        self._text: list[str] = []  # what the next chunk shows
-        self._reported_end = False
+        self._text: list[str] = []
+        # What chunks have shown: tokens, pieces of text, and the end.
+        self._num_shown_tokens = 0
+        self._num_shown_texts = 0
+        self._has_shown_end = False
 
     @property
-    def is_finished(self) -> bool:
-        return self.output.finish_reason is not None
+    def num_tokens(self) -> int:
+        return len(self._output.token_ids)
 
-    def add_token(self, event: TokenEvent) -> None:
+    @property
+    def output(self) -> CompletionOutput:
+        """The result so far."""
+        self._output.text = "".join(self._text)
+        return self._output
+
+    def add_token(self, token: NewToken) -> None:
         """Takes a token; those after a stop string are dropped."""
         if self.is_finished:
             return
-        output = self.output
-        output.token_ids.append(event.token_id)
-        self.last_token_s = event.time_s
+        output, token_id = self._output, token.token_id
+        output.token_ids.append(token_id)
+        self.last_token_s = token.time_s
         if self.first_token_s is None:
-            self.first_token_s = event.time_s
-        if output.logprobs is not None and event.logprob is not None:
+            self.first_token_s = token.time_s
+        if output.logprobs is not None and token.logprob is not None:
             output.logprobs.append(
-                logprobs_of_position(self._tokenizer, event.token_id, event.logprob, event.rank, event.top)
+                logprobs_of_position(self._tokenizer, token_id, token.logprob, token.rank, token.top)
             )
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + event.logprob
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprob
         # Embeddings may have more rows than the tokenizer has tokens; such a token stands for no text.
-        if event.token_id not in self._stop_token_ids and event.token_id < self._tokenizer.vocab_size:
-            self._add_text(self._detokenizer.push(event.token_id))
+        if token_id not in self._stop_token_ids and token_id < self._vocab_size:
+            self._add_text(self._detokenizer.push(token_id))
 
     def finish(self, event: FinishEvent) -> None:
         """Takes the end, unless a stop string came first. Text that was held back comes out now."""
@@ -74,50 +102,57 @@ class ChoiceBuilder:
         if self.is_finished:  # by a stop string in what had been held back
             return
         if self._matcher is not None:
-            self._emit(self._matcher.finish())
-        self.output.finish_reason = event.reason.value
-        if event.reason is FinishReason.STOP and self.output.token_ids:
-            last = self.output.token_ids[-1]
+            self._show(self._matcher.finish())
+        self._end(event.reason)
+        if event.reason is FinishReason.STOP and self._output.token_ids:
+            last = self._output.token_ids[-1]
             if (
                 last in (self._request.params.stop_token_ids or ())
                 and last not in self._tokenizer.eos_token_ids
             ):
-                self.output.stop_reason = last
+                self._output.stop_reason = last
 
     def take_chunk(self) -> StreamChunk | None:
         """What was added since the last call."""
-        first, output = self._num_reported, self.output
-        if first == len(output.token_ids) and not self._text and self.is_finished == self._reported_end:
+        output, first = self._output, self._num_shown_tokens
+        num_tokens, num_texts = len(output.token_ids), len(self._text)
+        if (
+            first == num_tokens
+            and self._num_shown_texts == num_texts
+            and self.is_finished == self._has_shown_end
+        ):
             return None
         chunk = StreamChunk(
             output.index,
-            "".join(self._text),
+            "".join(self._text[self._num_shown_texts :]),
             tuple(output.token_ids[first:]),
             None if output.logprobs is None else tuple(output.logprobs[first:]),
             output.finish_reason,
             output.stop_reason,
         )
-        self._num_reported = len(output.token_ids)
-        self._text.clear()
-        self._reported_end = self.is_finished
+        self._num_shown_tokens, self._num_shown_texts = num_tokens, num_texts
+        self._has_shown_end = self.is_finished
         return chunk
 
     def _add_text(self, text: str) -> None:
         if not text:
             return
-        if self._matcher is None or len(self.output.token_ids) <= self._request.params.min_tokens:
-            self._emit(text)
+        if self._matcher is None or self.num_tokens <= self._request.params.min_tokens:
+            self._text.append(text)
             return
         visible, matched = self._matcher.push(text)
-        self._emit(visible)
+        self._show(visible)
         if matched is not None:
-            self.output.finish_reason = FinishReason.STOP.value
-            self.output.stop_reason = matched
+            self._end(FinishReason.STOP)
+            self._output.stop_reason = matched
 
-    def _emit(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         if text:
-            self.output.text += text
             self._text.append(text)
+
+    def _end(self, reason: FinishReason) -> None:
+        self.is_finished = True
+        self._output.finish_reason = reason.value
 
 
 class OutputBuilder:
@@ -128,6 +163,8 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         self._cancel = cancel
         self._choices = [ChoiceBuilder(request, index, tokenizer) for index in range(request.params.n)]
+        self._touched: dict[int, ChoiceBuilder] = {}
+        self._num_open = len(self._choices)
         self.error: str | None = None
         prompt_logprobs: list[LogprobsOfPosition | None] | None = None
         if request.params.prompt_logprobs is not None:
@@ -145,27 +182,46 @@ class OutputBuilder:
     @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.is_finished for choice in self._choices)
+        return self._num_open == 0
 
     def push(self, events: Iterable[RequestEvent]) -> list[StreamChunk]:
         """Takes events; what each touched choice gained."""
-        touched: dict[int, ChoiceBuilder] = {}
         for event in events:
-            if isinstance(event, PromptLogprobsEvent):
-                self._add_prompt_logprobs(event)
-                continue
-            choice = touched[event.choice] = self._choices[event.choice]
-            if isinstance(event, FinishEvent):
-                if event.reason is FinishReason.ERROR:
-                    self.error = event.message
-                choice.finish(event)
-            elif isinstance(event, TokenEvent) and not choice.is_finished:
-                choice.add_token(event)
-                if choice.is_finished:
-                    self._cancel(self.request, event.choice)
+            if isinstance(event, TokenEvent):
+                self.add_token(event)
+            elif isinstance(event, FinishEvent):
+                self.finish(event)
+            elif isinstance(event, PromptLogprobsEvent):
+                self.add_prompt_logprobs(event)
+        return self.take_chunks()
+
+    def add_token(self, token: NewToken) -> None:
+        """Takes a token of one choice, which is cancelled if that completes a stop string."""
+        choice = self._choices[token.choice]
+        if choice.is_finished:
+            return
+        self._touched[token.choice] = choice
+        choice.add_token(token)
+        if choice.is_finished:
+            self._num_open -= 1
+            self._cancel(self.request, token.choice)
+
+    def finish(self, event: FinishEvent) -> None:
+        """Takes the end of one choice."""
+        choice = self._touched[event.choice] = self._choices[event.choice]
+        if event.reason is FinishReason.ERROR:
+            self.error = event.message
+        if not choice.is_finished:
+            choice.finish(event)
+            self._num_open -= 1
+
+    def take_chunks(self) -> list[StreamChunk]:
+        """What each choice gained since the last call, if anything."""
+        touched, self._touched = self._touched, {}
         return [chunk for choice in touched.values() if (chunk := choice.take_chunk()) is not None]
 
-    def _add_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
+    def add_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
+        """Takes the log-probability of a token of the prompt."""
         assert self._output.prompt_logprobs is not None
         token_id = self._output.prompt_token_ids[event.position]
         self._output.prompt_logprobs[event.position] = logprobs_of_position(
@@ -176,12 +232,13 @@ class OutputBuilder:
     def output(self) -> RequestOutput:
         """The result of what was pushed so far."""
         self._output.finished = self.is_finished
+        self._output.outputs = [choice.output for choice in self._choices]
         self._update_metrics()
         return self._output
 
     def _update_metrics(self) -> None:
         metrics, request, choices = self._output.metrics, self.request, self._choices
-        metrics.num_output_tokens = sum(len(choice.output.token_ids) for choice in choices)
+        metrics.num_output_tokens = sum(choice.num_tokens for choice in choices)
         if request.admitted_s is not None:
             metrics.queue_s = request.admitted_s - request.arrival_s
             metrics.num_cached_tokens = request.num_cached_tokens
@@ -191,8 +248,8 @@ class OutputBuilder:
         if firsts and lasts:
             metrics.ttft_s = min(firsts) - request.arrival_s
             metrics.e2e_s = max(lasts) - request.arrival_s
-            longest = max(choices, key=lambda choice: len(choice.output.token_ids))
-            gaps = len(longest.output.token_ids) - 1
+            longest = max(choices, key=lambda choice: choice.num_tokens)
+            gaps = longest.num_tokens - 1
             if gaps > 0 and longest.first_token_s is not None and longest.last_token_s is not None:
                 metrics.tpot_s = (longest.last_token_s - longest.first_token_s) / gaps
 

@@ -96,7 +96,7 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StreamChunk:
     """What one choice gained: `text` may be empty while a character or a stop string is incomplete."""
 

@@ -6,12 +6,11 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import zmq
 
 from gapless.engine.choice import OutputBuilder
-from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent, RequestEvent, TokenEvent
+from gapless.engine.events import FinishEvent, FinishReason, PromptLogprobsEvent
 from gapless.engine.request import Request
 from gapless.sampling import RequestMetrics, StreamChunk
 from gapless.sampling.outputs import LogprobsOfPosition
@@ -29,7 +28,6 @@ from gapless.server.messages import (
     Opened,
     PromptLogprob,
     Step,
-    StepEvent,
     Token,
     TokenLogprob,
     TokenLogprobs,
@@ -58,24 +56,37 @@ class Generation:
         # The front end cancels what a stop string has ended: it learns of that from the chunk.
         self._builder = OutputBuilder(self.request, tokenizer, lambda request, index: None)
         self._has_prompt_logprobs = opened.params.prompt_logprobs is not None
-        self.events: list[RequestEvent] = []
+        self.add_token = self._builder.add_token
 
     @property
     def is_finished(self) -> bool:
         return self._builder.is_finished or self._builder.error is not None
 
-    def take_chunks(self) -> Iterator[Chunk]:
-        """What the choices gained from `events`."""
-        events, self.events = self.events, []
-        chunks = self._builder.push(events)
-        if self._builder.error is not None:
-            yield Chunk(self.number, 0, "", 0, FinishReason.ERROR.value, error=self._builder.error)
-            return
-        for place, chunk in enumerate(chunks):
-            is_last = place == len(chunks) - 1 and self._builder.is_finished
-            yield self._chunk(chunk, is_last)
+    def add(self, event: Entered | PromptLogprob | Ended) -> None:
+        """Takes what is not a token."""
+        if isinstance(event, Entered):
+            self.request.admitted_s = event.admitted_s
+            self.request.num_cached_tokens = event.num_cached_tokens
+            self.request.num_preemptions = event.num_preemptions
+        elif isinstance(event, PromptLogprob):
+            self._builder.add_prompt_logprobs(
+                PromptLogprobsEvent(event.position, event.logprob, event.rank, event.top)
+            )
+        else:
+            self.request.num_preemptions = event.num_preemptions
+            reason = FinishReason(event.reason)
+            self._builder.finish(FinishEvent(event.choice, reason, event.time_s, event.message))
 
-    def _chunk(self, chunk: StreamChunk, is_last: bool) -> Chunk:
+    def take_chunks(self) -> list[Chunk]:
+        """What the choices gained since the last call."""
+        if self._builder.error is not None:
+            return [_failed(self.number, self._builder.error)]
+        chunks = [self._chunk(chunk) for chunk in self._builder.take_chunks()]
+        if chunks and self._builder.is_finished:
+            chunks[-1].metrics = _metrics(self._builder.output.metrics)
+        return chunks
+
+    def _chunk(self, chunk: StreamChunk) -> Chunk:
         logprobs = chunk.logprobs
         return Chunk(
             self.number,
@@ -85,13 +96,10 @@ class Generation:
             chunk.finish_reason,
             chunk.stop_reason,
             None if logprobs is None else [self._logprobs(position) for position in logprobs],
-            self._take_prompt_logprobs(),
-            _metrics(self._builder.output.metrics) if is_last else None,
+            self._take_prompt_logprobs() if self._has_prompt_logprobs else None,
         )
 
-    def _take_prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        if not self._has_prompt_logprobs:
-            return None
+    def _take_prompt_logprobs(self) -> list[TokenLogprobs]:
         self._has_prompt_logprobs = False  # they are complete before the first token, and told with it
         output = self._builder.output
         return [
@@ -111,6 +119,10 @@ class Generation:
 
     def _piece(self, token_id: int) -> bytes:
         return self._tokenizer.token_to_piece(token_id) if token_id < self._tokenizer.vocab_size else b""
+
+
+def _failed(number: int, error: str) -> Chunk:
+    return Chunk(number, 0, "", 0, FinishReason.ERROR.value, error=error)
 
 
 def _metrics(metrics: RequestMetrics) -> Metrics:
@@ -137,57 +149,49 @@ class DetokenizerWorker:
 
     def take(self, steps: Iterable[Step]) -> list[Chunk]:
         """What all generations gained from these steps."""
+        generations = self._generations
         touched: dict[int, Generation] = {}
+        failed: list[Chunk] = []
         for step in steps:
             for event in step:
-                if (generation := self._generation(event)) is not None:
-                    self._add(generation, event)
-                    touched[generation.number] = generation
-        chunks: list[Chunk] = []
-        for generation in touched.values():
-            chunks += self._chunks(generation)
-            if generation.is_finished:
-                self._generations.pop(generation.number, None)
-        return chunks
+                if isinstance(event, Opened | Forget):
+                    self._register(event)
+                    continue
+                number = event.number
+                # Those without a generation have ended by a stop string, or been forgotten.
+                if (generation := generations.get(number)) is not None:
+                    try:
+                        if isinstance(event, Token):
+                            generation.add_token(event)
+                        else:
+                            generation.add(event)
+                        touched[number] = generation
+                    except Exception as error:  # one request's fault must not take the others' text
+                        failed.append(self._drop(generation, error))
+                        touched.pop(number, None)
+        return failed + [chunk for generation in touched.values() for chunk in self._chunks(generation)]
 
     def _chunks(self, generation: Generation) -> list[Chunk]:
         try:
-            return list(generation.take_chunks())
-        except Exception as error:  # one request's fault must not take the others' text
-            logger.exception("The text of generation %d could not be made", generation.number)
+            chunks = generation.take_chunks()
+        except Exception as error:
+            return [self._drop(generation, error)]
+        if generation.is_finished:
             self._generations.pop(generation.number, None)
-            return [Chunk(generation.number, 0, "", 0, FinishReason.ERROR.value, error=repr(error))]
+        return chunks
 
-    def _generation(self, event: StepEvent) -> Generation | None:
-        """The generation of an event; those without one have ended by a stop string, or been forgotten."""
+    def _drop(self, generation: Generation, error: Exception) -> Chunk:
+        logger.exception("The text of generation %d could not be made", generation.number)
+        self._generations.pop(generation.number, None)
+        return _failed(generation.number, repr(error))
+
+    def _register(self, event: Opened | Forget) -> None:
         if isinstance(event, Forget):
             self._forgotten = event.number
-            self._generations = {n: one for n, one in self._generations.items() if n > event.number}
-            return None
-        if isinstance(event, Opened):
-            if event.number > self._forgotten:
-                self._generations[event.number] = Generation(event, self._tokenizer)
-            return None
-        return self._generations.get(event.number)
-
-    @staticmethod
-    def _add(generation: Generation, event: Any) -> None:
-        if isinstance(event, Token):
-            generation.events.append(
-                TokenEvent(event.choice, event.token_id, event.logprob, event.rank, event.top, event.time_s)
-            )
-        elif isinstance(event, Entered):
-            generation.request.admitted_s = event.admitted_s
-            generation.request.num_cached_tokens = event.num_cached_tokens
-            generation.request.num_preemptions = event.num_preemptions
-        elif isinstance(event, PromptLogprob):
-            generation.events.append(
-                PromptLogprobsEvent(event.position, event.logprob, event.rank, event.top)
-            )
-        elif isinstance(event, Ended):
-            generation.request.num_preemptions = event.num_preemptions
-            reason = FinishReason(event.reason)
-            generation.events.append(FinishEvent(event.choice, reason, event.time_s, event.message))
+            for number in [number for number in self._generations if number <= event.number]:
+                del self._generations[number]
+        elif event.number > self._forgotten:
+            self._generations[event.number] = Generation(event, self._tokenizer)
 
 
 def _waiting(socket: zmq.Socket[bytes]) -> Iterator[bytes]:

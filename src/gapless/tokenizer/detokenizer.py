@@ -19,28 +19,31 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = True
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._pieces = tokenizer.pieces(skip_special_tokens)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        has_text_before = any(self._bytes(token_id) for token_id in prompt_ids)
-        self._strips_space = tokenizer.settings.strips_leading_space and not has_text_before
+        self._strips_space = tokenizer.settings.strips_leading_space and not any(
+            self._pieces[token_id] for token_id in prompt_ids
+        )
+        # Whether a token's text is simply what comes next: no character is incomplete, no space to be taken.
+        self._is_plain = not self._strips_space
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; a character that is not yet complete waits."""
-        piece = self._bytes(token_id)
+        piece = self._pieces[token_id]
+        if self._is_plain and isinstance(piece, str):
+            return piece
+        if isinstance(piece, str):
+            piece = piece.encode()
         if self._strips_space and piece:
             self._strips_space = False
             piece = piece.removeprefix(b" ")
-        return self._decoder.decode(piece)
+        text = self._decoder.decode(piece)
+        self._is_plain = not self._strips_space and not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """The incomplete character at the end, as U+FFFD, or nothing."""
         return self._decoder.decode(b"", final=True)
-
-    def _bytes(self, token_id: int) -> bytes:
-        if self._skip_special_tokens and self._tokenizer.is_control(token_id):
-            return b""
-        return self._tokenizer.token_to_piece(token_id)
 
 
 class StopStringMatcher:

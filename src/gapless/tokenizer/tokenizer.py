@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -50,6 +51,27 @@ class TokenizerSettings:
     fim_tokens: FimTokens | None = None
     strips_leading_space: bool = False
     closing_token_id: int | None = None
+
+
+_MAX_KEPT_PIECES = 1 << 15  # 3 MB
+
+
+class Pieces(dict[int, "str | bytes"]):
+    """What `find` gives for tokens, kept: what texts are made of comes again and again."""
+
+    def __init__(self, find: Callable[[int], str | bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        piece = self._find(token_id)
+        if isinstance(piece, bytes):
+            with contextlib.suppress(UnicodeDecodeError):
+                piece = piece.decode()
+        if len(self) >= _MAX_KEPT_PIECES:
+            self.clear()
+        self[token_id] = piece
+        return piece
 
 
 class Tokenizer:
@@ -126,7 +148,8 @@ class Tokenizer:
         vocabulary.
         """
         checked = [self._checked_id(token_id) for token_id in ids]
-        text = b"".join(self._visible_bytes(token_id, skip_special_tokens) for token_id in checked)
+        pieces = self.pieces(skip_special_tokens)
+        text = b"".join(_bytes_of(pieces[token_id]) for token_id in checked)
         if self.settings.strips_leading_space and text.startswith(b" "):
             text = text[1:]
         return text.decode("utf-8", "replace")
@@ -137,7 +160,14 @@ class Tokenizer:
 
     def token_to_piece(self, token_id: int) -> bytes:
         """Bytes that a token stands for, maybe a part of a character. InvalidRequestError as `decode`."""
-        return self.vocabulary.piece_bytes(self._checked_id(token_id))
+        return _bytes_of(self.pieces()[self._checked_id(token_id)])
+
+    def pieces(self, skip_special_tokens: bool = False) -> Mapping[int, str | bytes]:
+        """What tokens stand for, by id: text, or bytes that are only a part of a character.
+
+        `skip_special_tokens`: control tokens stand for nothing. InvalidRequestError as `decode`.
+        """
+        return self._visible_pieces if skip_special_tokens else self._all_pieces
 
     def encode_chat(
         self,
@@ -168,6 +198,14 @@ class Tokenizer:
         return self._with_bos(ids, add_special_tokens=True)
 
     @cached_property
+    def _all_pieces(self) -> Pieces:
+        return Pieces(lambda token_id: self.vocabulary.piece_bytes(self._checked_id(token_id)))
+
+    @cached_property
+    def _visible_pieces(self) -> Pieces:
+        return Pieces(lambda token_id: b"" if self.is_control(token_id) else self._all_pieces[token_id])
+
+    @cached_property
     def _guard(self) -> ControlTextGuard:
         return ControlTextGuard(self.special_tokens)
 
@@ -176,11 +214,6 @@ class Tokenizer:
         if add_special_tokens and self.settings.add_bos_token and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
         return ids
-
-    def _visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
-        if skip_special_tokens and self.vocabulary.is_control(token_id):
-            return b""
-        return self.vocabulary.piece_bytes(token_id)
 
     def _checked_id(self, token_id: int) -> int:
         try:
@@ -196,6 +229,10 @@ class Tokenizer:
                 param="token_ids",
             )
         return checked
+
+
+def _bytes_of(piece: str | bytes) -> bytes:
+    return piece if isinstance(piece, bytes) else piece.encode()
 
 
 def _checked_text(text: str) -> str:

@@ -27,8 +27,6 @@ class PieceStyle(Enum):
     SENTENCEPIECE = auto()  # plain text with `▁` for a space, and `<0x41>` for single bytes
 
 
-_MAX_CACHED_PIECES = 1 << 15  # 3 MB
-
 MARKUP = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 # Written out verbatim: their text is no encoding of anything else.
 _LITERAL_KINDS = frozenset({TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN})
@@ -55,7 +53,6 @@ class Vocabulary:
         self.pieces = pieces
         self.kinds = kinds
         self.style = style
-        self._bytes: dict[int, bytes] = {}  # what texts are made of comes again and again
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -74,14 +71,6 @@ class Vocabulary:
 
     def piece_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes that the token stands for; possibly only a part of a character."""
-        if (known := self._bytes.get(token_id)) is not None:
-            return known
-        if len(self._bytes) >= _MAX_CACHED_PIECES:
-            self._bytes = {}  # not cleared: another thread may be reading it
-        found = self._bytes[token_id] = self._piece_bytes(token_id)
-        return found
-
-    def _piece_bytes(self, token_id: int) -> bytes:
         piece = self.pieces[token_id]
         kind = self.kinds[token_id]
         if kind == TokenKind.BYTE:
