@@ -118,7 +118,13 @@ def test_the_clients_own_stream_helper(client: OpenAI, model: str) -> None:
 
 def test_several_choices(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
-        model=model, messages=QUESTION, n=3, max_tokens=8, seed=1, temperature=1.0
+        model=model,
+        messages=QUESTION,
+        n=3,
+        max_tokens=8,
+        seed=1,
+        temperature=1.0,
+        extra_body={"ignore_eos": True},
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -111,9 +112,13 @@ class ServerMetrics:
         self._ttft = histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S
         )
-        self._itl = histogram(
-            "vllm:inter_token_latency_seconds", "Between the tokens of a choice.", _TOKEN_TIME_BUCKETS_S
+        self._itl = PlainHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between the tokens of a choice.",
+            _TOKEN_TIME_BUCKETS_S,
+            self._labels,
         )
+        self.registry.register(self._itl)
         self._tpot = histogram(
             "vllm:request_time_per_output_token_seconds", "Mean of a request's tokens.", _TOKEN_TIME_BUCKETS_S
         )
@@ -144,11 +149,11 @@ class ServerMetrics:
 
     def chunk(self, generation: Generation, chunk: Chunk, now_s: float) -> None:
         """A choice gained tokens."""
-        if chunk.num_tokens:
-            last_s = generation.last_chunk_s.get(chunk.index)
-            generation.last_chunk_s[chunk.index] = now_s
-            if last_s is not None:
-                self._itl.observe((now_s - last_s) / chunk.num_tokens)
+        if num_tokens := chunk.num_tokens:
+            times_s = generation.last_chunk_s
+            if (last_s := times_s.get(chunk.index)) is not None:
+                self._itl.observe((now_s - last_s) / num_tokens)
+            times_s[chunk.index] = now_s
 
     def finished(self, reason: str, num_choices: int) -> None:
         """So many choices have ended."""
@@ -244,6 +249,31 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, list(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)
+
+
+class PlainHistogram(Collector):
+    """A histogram for what happens with every token: of one thread, and so without locks."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Mapping[str, str]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._labels = labels
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        buckets = [(name, float(total)) for name, total in zip(names, accumulate(self._counts), strict=True)]
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        yield family
 
 
 class TokenGaps(Collector):

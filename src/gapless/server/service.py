@@ -384,28 +384,31 @@ class Service:
             self.metrics.generated(sum(chunk.num_tokens for chunk in message.chunks), now_s)
             for chunk in message.chunks:
                 if (generation := self._open.get(chunk.number)) is not None:
-                    self._deliver(generation, chunk, now_s)
+                    if chunk.finish_reason is not None and not self._end_choice(generation, chunk):
+                        continue
+                    generation.num_output_tokens += chunk.num_tokens
+                    self.metrics.chunk(generation, chunk, now_s)
+                    generation.stream.put(generation, chunk)
         elif isinstance(message, DetokenizerReady):
             worker.is_ready = True
             if self._engine.is_ready:
                 self._engine.send(UseDetokenizer(message.address))
 
-    def _deliver(self, generation: Generation, chunk: Chunk, now_s: float) -> None:
+    def _end_choice(self, generation: Generation, chunk: Chunk) -> bool:
+        """Takes note of the last chunk of a choice; False if it is no more than an error."""
         if chunk.error is not None:
             self._fail(generation, EngineError(chunk.error))
-            return
-        generation.num_output_tokens += chunk.num_tokens
-        self.metrics.chunk(generation, chunk, now_s)
-        if chunk.finish_reason is not None:
-            generation.open_choices.discard(chunk.index)
-            self.metrics.finished(chunk.finish_reason, 1)
-            if isinstance(chunk.stop_reason, str):  # found in the text: the engine does not know yet
-                self._engine.send(Cancel(generation.number, chunk.index))
+            return False
+        assert chunk.finish_reason is not None
+        generation.open_choices.discard(chunk.index)
+        self.metrics.finished(chunk.finish_reason, 1)
+        if isinstance(chunk.stop_reason, str):  # found in the text: the engine does not know yet
+            self._engine.send(Cancel(generation.number, chunk.index))
         if chunk.metrics is not None:
             generation.metrics = chunk.metrics
             self.metrics.ended(chunk.metrics)
             self._close(generation)
-        generation.stream.put(generation, chunk)
+        return True
 
     def _embedded(self, generation: Generation, message: Embedded) -> None:
         if message.vector is None:

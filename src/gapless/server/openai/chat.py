@@ -7,14 +7,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gapless.errors import InvalidRequestError
 from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
 from gapless.server.logprobs import chat_logprobs
-from gapless.server.messages import Chat, TokenLogprobs
+from gapless.server.messages import Chat, Chunk, TokenLogprobs
 from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
 from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
@@ -28,9 +27,6 @@ from gapless.server.responses import (
 from gapless.server.sampling import ListOf, SamplingFields, refuse_unsupported
 from gapless.server.service import Service
 from gapless.server.stream import Stream
-
-_encode = msgspec.json.Encoder().encode
-_MARK = "the text"  # stands for it while an event is made of which only the text changes
 
 _UNSUPPORTED = {
     "audio": "This server generates text.",
@@ -151,8 +147,11 @@ class ChatEvents(EventFormatter):
         self._choices = choices
         self._num_logprobs = num_logprobs
         self._include_usage = include_usage
-        self._writer = EventWriter({**head, "object": "chat.completion.chunk"}, include_usage)
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._writer = EventWriter(
+            {**head, "object": "chat.completion.chunk"},
+            include_usage,
+            lambda index, text: _choice(index, {"content": text}),
+        )
 
     def push(self, items: Items) -> bytes:
         data: list[bytes] = []
@@ -161,13 +160,16 @@ class ChatEvents(EventFormatter):
             if not choice.has_started:
                 choice.has_started = True
                 data.append(self._event(index, {"role": "assistant", "content": ""}))
-            elif choice.parser.is_idle and chunk.logprobs is None and chunk.finish_reason is None:
-                data.append(self._content(index, chunk.text))  # most chunks are no more than this
-                continue
             data += self._deltas(index, choice.take(chunk), chunk.logprobs)
             if choice.finish_reason is not None:
                 data.append(self._event(index, {}, None, choice.finish_reason, choice.stop_reason))
         return b"".join(data)
+
+    def push_text(self, index: int, chunk: Chunk) -> bytes | None:
+        choice = self._choices[index]
+        if choice.has_started and choice.parser.is_idle:
+            return self._writer.text(index, chunk.text)
+        return None
 
     def finish(self) -> bytes:
         return (self._writer.usage(self._stream) if self._include_usage else b"") + DONE
@@ -184,16 +186,6 @@ class ChatEvents(EventFormatter):
             fields = [{"content": ""}]
         return [self._event(index, one, None if place else shown) for place, one in enumerate(fields)]
 
-    def _content(self, index: int, text: str) -> bytes:
-        """An event with content alone. What is around the text is made once."""
-        if not text:
-            return b""
-        if (around := self._around.get(index)) is None:
-            event = self._event(index, {"content": _MARK})
-            before, _, after = event.rpartition(f'"{_MARK}"'.encode())
-            around = self._around[index] = (before, after)
-        return around[0] + _encode(text) + around[1]
-
     def _event(
         self,
         index: int,
@@ -202,10 +194,18 @@ class ChatEvents(EventFormatter):
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        if stop_reason is not None:
-            choice["stop_reason"] = stop_reason
-        return self._writer.choice(choice)
+        return self._writer.choice(_choice(index, delta, logprobs, finish_reason, stop_reason))
+
+
+def _choice(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+    stop_reason: int | str | None = None,
+) -> dict[str, Any]:
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
 
 
 def _delta_fields(delta: Delta) -> dict[str, Any]:

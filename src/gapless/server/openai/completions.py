@@ -76,6 +76,10 @@ class Choices:
     def in_order(self) -> list[tuple[int, Choice]]:
         return sorted(self._choices.items())
 
+    def is_plain(self, index: int) -> bool:
+        """Whether choice `index` gains nothing but what its chunks have, from now on."""
+        return self._choices[index].has_started and not self._hides_output
+
     def take(self, index: int, chunk: Chunk) -> tuple[str, dict[str, Any] | None]:
         """What choice `index` gains."""
         choice = self._choices[index]
@@ -138,18 +142,22 @@ class CompletionEvents(EventFormatter):
         self._stream = stream
         self._choices = choices
         self._include_usage = include_usage
-        self._writer = EventWriter(dict(head), include_usage)
+        self._writer = EventWriter(dict(head), include_usage, _choice)
 
     def push(self, items: Items) -> bytes:
         data: list[bytes] = []
         for index, chunk in items:
             text, logprobs = self._choices.take(index, chunk)
             if text or (logprobs is not None and logprobs["tokens"]):
-                data.append(self._event(index, text, logprobs, None))
+                data.append(self._writer.choice(_choice(index, text, logprobs)))
             if chunk.finish_reason is not None:
                 choice = self._choices[index]
-                data.append(self._event(index, "", None, choice.finish_reason, choice.stop_reason))
+                end = _choice(index, "", None, choice.finish_reason, choice.stop_reason)
+                data.append(self._writer.choice(end))
         return b"".join(data)
+
+    def push_text(self, index: int, chunk: Chunk) -> bytes | None:
+        return self._writer.text(index, chunk.text) if self._choices.is_plain(index) else None
 
     def finish(self) -> bytes:
         return (self._writer.usage(self._stream) if self._include_usage else b"") + DONE
@@ -157,18 +165,16 @@ class CompletionEvents(EventFormatter):
     def error(self, error: HttpError) -> bytes:
         return error_event(error)
 
-    def _event(
-        self,
-        index: int,
-        text: str,
-        logprobs: dict[str, Any] | None,
-        finish_reason: str | None,
-        stop_reason: int | str | None = None,
-    ) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        if stop_reason is not None:
-            choice["stop_reason"] = stop_reason
-        return self._writer.choice(choice)
+
+def _choice(
+    index: int,
+    text: str,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+    stop_reason: int | str | None = None,
+) -> dict[str, Any]:
+    choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
 
 
 async def completion(service: Service, request: CompletionRequest, request_id: str) -> GenerationResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -35,11 +36,19 @@ def usage_of(stream: Stream) -> dict[str, Any]:
     }
 
 
+_MARK = "the text"  # stands for it while an event is made of which only the text changes
+
+
 class EventWriter:
     """Writes the chunks of one completion: all but the choice is the same in each, and is encoded once."""
 
-    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
+    def __init__(
+        self, head: dict[str, Any], include_usage: bool, choice_of_text: Callable[[int, str], dict[str, Any]]
+    ) -> None:
+        """`choice_of_text` makes a choice of its index and of text that is all that it has."""
         self._head = head
+        self._choice_of_text = choice_of_text
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
         self._prefix = b"data: " + _encode(head)[:-1] + b',"choices":['
         # With `include_usage` every chunk has the field; it is null in all but the last.
         self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -47,6 +56,14 @@ class EventWriter:
     def choice(self, choice: dict[str, Any]) -> bytes:
         """A chunk with one choice."""
         return self._prefix + _encode(choice) + self._suffix
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk with text and nothing else, as most are. What is around the text is made once."""
+        if (around := self._around_text.get(index)) is None:
+            chunk = self.choice(self._choice_of_text(index, _MARK))
+            before, _, after = chunk.rpartition(f'"{_MARK}"'.encode())
+            around = self._around_text[index] = (before, after)
+        return around[0] + _encode(text) + around[1]
 
     def usage(self, stream: Stream) -> bytes:
         """The chunk that has no choice."""
