@@ -165,6 +165,8 @@ void bind_program(nb::module_& m) {
           "softcap", [](PB& b, int x, float cap) { add_softcap(b.program(), x, cap); }, nb::arg("x"), nb::arg("cap"))
       .def(
           "states", [](PB& b, int x) { b.program().mark_states(x); }, nb::arg("x"))
+      .def(
+          "part", [](PB& b, int x) { b.program().mark_part(x); }, nb::arg("x"))
       .def("build", &PB::build, nb::arg("arena_bytes"), nb::arg("logits"));
 }
 
@@ -299,6 +301,7 @@ void bind_executor(nb::module_& m) {
              d["num_steps"] = s.num_steps;
              d["num_rows"] = s.num_rows;
              d["num_prefill_rows"] = s.num_prefill_rows;
+             d["num_sliced_steps"] = s.num_sliced_steps;
              d["busy_s"] = s.busy_s;
              d["work_s"] = s.work_s;
              d["gap_p50_us"] = s.gap_p50_us;
@@ -312,7 +315,8 @@ void bind_executor(nb::module_& m) {
            [](Executor& e) {
              nb::list steps;
              for (const StepRecord& s : e.take_trace())
-               steps.append(nb::make_tuple(s.begin_s, s.forward_end_s, s.end_s, s.num_decode_rows, s.num_prefill_rows));
+               steps.append(nb::make_tuple(s.begin_s, s.forward_end_s, s.end_s, s.num_decode_rows, s.num_prefill_rows,
+                                           s.num_sliced_rows));
              return steps;
            })
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());

@@ -179,12 +179,16 @@ void Executor::loop() {
 
 void Executor::record_step(Clock::time_point begin, Clock::time_point end, float gap_us) {
   const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
-  const int num_prefill_rows = step_.num_rows() - num_decode_rows_;
-  budget_.record(num_decode_rows_, num_prefill_rows, seconds(end - begin));
+  budget_.record(num_decode_rows_, prefill_work_, seconds(end - begin));
+  // Sliced rows count as rows when they have come through.
+  const bool is_through = !step_.slice || step_.slice->part_end == program_->num_parts();
+  const int num_rows = is_through ? step_.num_rows() : num_decode_rows_;
+  const int num_prefill_rows = num_rows - num_decode_rows_;
   std::lock_guard lock(stats_mutex_);
   ++stats_.num_steps;
-  stats_.num_rows += uint64_t(step_.num_rows());
+  stats_.num_rows += uint64_t(num_rows);
   stats_.num_prefill_rows += uint64_t(num_prefill_rows);
+  stats_.num_sliced_steps += step_.slice.has_value();
   stats_.busy_s += seconds(end - begin);
   if (gap_us >= 0) {
     gaps_us_[num_gaps_++ % gaps_us_.size()] = gap_us;
@@ -193,7 +197,8 @@ void Executor::record_step(Clock::time_point begin, Clock::time_point end, float
   }
   if (config_.trace && trace_.size() < kMaxTraceSteps)
     trace_.push_back({seconds(begin.time_since_epoch()), seconds(forward_end_.time_since_epoch()),
-                      seconds(end.time_since_epoch()), num_decode_rows_, num_prefill_rows});
+                      seconds(end.time_since_epoch()), num_decode_rows_, num_prefill_rows,
+                      step_.num_rows() - num_rows});
 }
 
 // Sequences in slots, and those whose admission the loop will not get to.
@@ -309,15 +314,64 @@ bool Executor::compose() {
     return goes_on;
   });
   num_decode_rows_ = step_.num_rows();
-  allotments_.clear();
-  for (int index : prefilling_)
-    if (const int rows = possible_rows(slots_[size_t(index)]); rows > 0) allotments_.push_back({index, rows, 0});
-  if (!allotments_.empty()) {
-    allot_prefill(budget_.prefill_rows(num_decode_rows_, int(allotments_.size())));
-    for (const Allotment& a : allotments_)
-      if (a.rows > 0) add_rows(a.slot, a.rows);
-  }
+  compose_prefill();
   return step_.num_rows() > 0;
+}
+
+// A small budget does not go to few rows through all layers, but to many through some: rows that go together share
+// what is read of weights, keys and values.
+void Executor::compose_prefill() {
+  prefill_work_ = 0;
+  allotments_.clear();
+  int64_t possible = 0;
+  for (int index : prefilling_)
+    if (const int rows = possible_rows(slots_[size_t(index)]); rows > 0) {
+      allotments_.push_back({index, rows, 0});
+      possible += rows;
+    }
+  if (allotments_.empty()) return;
+  const int room = config_.max_step_tokens - num_decode_rows_;
+  const double budget = budget_.prefill_rows(num_decode_rows_, int(allotments_.size()));
+  if (sliced_.num_rows > room) drop_slices();  // begun beside fewer streams
+  if (budget <= 0) return;
+  if (sliced_.num_rows == 0) {
+    const bool is_small = budget < double(std::min<int64_t>(possible, Program::kMaxSliceRows));
+    if (!is_small || num_decode_rows_ == 0 || program_->num_parts() == 1) {
+      allot_prefill(std::max(1, int(budget)));
+      for (const Allotment& a : allotments_)
+        if (a.rows > 0) add_rows(a.slot, a.rows);
+      prefill_work_ = step_.num_rows() - num_decode_rows_;
+      return;
+    }
+    begin_slices(budget);
+  }
+  compose_slice(budget);
+}
+
+// As many rows as go through a whole number of parts within the budget.
+void Executor::begin_slices(double budget) {
+  const double row_parts = budget * program_->num_parts();
+  const int most = std::min(Program::kMaxSliceRows, config_.max_step_tokens - num_decode_rows_);
+  const int parts = std::max(1, int(std::ceil(row_parts / most)));
+  allot_prefill(std::clamp(int(row_parts / parts), 1, most));
+  drop_slices();
+  for (const Allotment& a : allotments_)
+    if (a.rows > 0) {
+      sliced_.members.push_back(a);
+      sliced_.num_rows += a.rows;
+    }
+}
+
+// The sliced rows go on through as many parts as fit the budget, but one at least; without streams through all.
+void Executor::compose_slice(double budget) {
+  const int num_parts = program_->num_parts(), left = num_parts - sliced_.next_part;
+  const double fitting = std::round(budget * num_parts / sliced_.num_rows);
+  const int parts = num_decode_rows_ == 0 || fitting > left ? left : std::max(1, int(fitting));
+  const int end = sliced_.next_part + parts;
+  step_.slice = {int(step_.sequences.size()), num_decode_rows_, sliced_.next_part, end};
+  for (const Allotment& a : sliced_.members) add_rows(a.slot, a.rows, end == num_parts);
+  prefill_work_ = double(sliced_.num_rows) * parts / num_parts;
+  sliced_.next_part = end;
 }
 
 // A decoding slot goes on with its last token, in the next step or when it can.
@@ -365,7 +419,8 @@ int Executor::possible_rows(Slot& slot) {
   return std::min(wanted, granted);
 }
 
-void Executor::add_rows(int slot_index, int num_rows) {
+// `ends_here`: the rows go through the last layer in this step, so that something comes of them.
+void Executor::add_rows(int slot_index, int num_rows, bool ends_here) {
   const Slot& slot = slots_[size_t(slot_index)];
   const int32_t* table = block_row(slot_index);
   const int first_row = step_.num_rows();
@@ -375,6 +430,7 @@ void Executor::add_rows(int slot_index, int num_rows) {
     step_.token_ids.push_back(slot.tokens[size_t(position)]);
     step_.positions.push_back(position);
     step_.blocks.push_back(table[position / kKvBlockTokens]);
+    if (!ends_here) continue;
     const bool is_last = position + 1 == int(slot.tokens.size());
     if (const Pooling pooling = slot.sampling.pooling; pooling != Pooling::none) {
       if (takes_state(pooling, position, int(slot.tokens.size()))) {
@@ -396,6 +452,12 @@ void Executor::run_step() {
   program_->begin_step(step_, pool_);
   wake_reader();
   program_->run_body(step_, cache_, pool_);
+  if (step_.slice) {
+    if (step_.slice->part_end == program_->num_parts())
+      drop_slices();
+    else
+      step_.sequences.resize(size_t(step_.slice->first_sequence));  // the others are on their way
+  }
   for (const AttentionSequence& sequence : step_.sequences) {
     // The slot is found through its block row: sequences hold pointers into the table.
     const size_t index = size_t(sequence.block_table - block_tables_.data()) / size_t(max_blocks_per_seq_);
@@ -552,6 +614,8 @@ void Executor::finish(Slot& slot, FinishReason reason) {
   const int index = index_of(slot);
   if (slot.state == SlotState::prefill) {
     std::erase(prefilling_, index);
+    // What is on its way begins anew without this one, whose blocks may be given to others now.
+    if (std::ranges::any_of(sliced_.members, [index](const Allotment& a) { return a.slot == index; })) drop_slices();
   } else {
     std::erase_if(next_rows_, [index](const DecodeRow& row) { return row.slot == index; });
     std::erase(standing_, index);

@@ -113,8 +113,9 @@ struct ExecutorStats {
   uint64_t num_steps = 0;
   uint64_t num_rows = 0;
   uint64_t num_prefill_rows = 0;
-  double busy_s = 0;  // inside steps, from the first op to the end of sampling
-  double work_s = 0;  // from the first to the last moment with work, gaps included
+  uint64_t num_sliced_steps = 0;  // with rows that went through a part of the layers
+  double busy_s = 0;              // inside steps, from the first op to the end of sampling
+  double work_s = 0;              // from the first to the last moment with work, gaps included
   double gap_p50_us = 0;
   double gap_p99_us = 0;
   std::array<uint64_t, 24>
@@ -127,6 +128,7 @@ struct StepRecord {
   double forward_end_s;  // all but the last rows of logits have been sampled
   double end_s;          // the end of sampling
   int num_decode_rows, num_prefill_rows;
+  int num_sliced_rows;  // of prompts, which went through some layers but not through the last
 };
 
 class Executor {
@@ -195,6 +197,13 @@ class Executor {
     int rows;
   };
 
+  // Rows of prompts that go through the layers in several steps, so that none of these takes long.
+  struct SlicedPrefill {
+    std::vector<Allotment> members;
+    int num_rows = 0;
+    int next_part = 0;
+  };
+
   // A row of logits and what is to be done with it.
   struct LogitTask {
     int slot;
@@ -224,8 +233,12 @@ class Executor {
   Slot* running(int slot, uint64_t sequence_id);  // null when that sequence has ended
   bool compose();
   int possible_rows(Slot& slot);
+  void compose_prefill();
+  void begin_slices(double budget);
+  void compose_slice(double budget);
+  void drop_slices() { sliced_ = {}; }
   void allot_prefill(int budget);
-  void add_rows(int slot, int num_rows);
+  void add_rows(int slot, int num_rows, bool ends_here = true);
   void plan_decode_row(int slot);
   int index_of(const Slot& slot) const { return int(&slot - slots_.data()); }
   void run_step();
@@ -257,8 +270,10 @@ class Executor {
   std::vector<int32_t> block_tables_;
   TokenBudget budget_;
   int num_decode_rows_ = 0;  // of the step
+  double prefill_work_ = 0;  // in rows; one that goes through half of the layers is half a row
   Clock::time_point forward_end_{};
   std::vector<Allotment> allotments_;
+  SlicedPrefill sliced_;
   Step step_;
   std::vector<LogitTask> tasks_;
   std::vector<int> state_slots_;  // whose state_rows they are

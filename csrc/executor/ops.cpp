@@ -31,7 +31,7 @@ void require_same_domain(const Program& program, int a, int b) {
 }
 
 int num_rows(const RunContext& c, Domain domain) {
-  return domain == Domain::token ? c.step.num_rows() : c.num_logit_rows;
+  return domain == Domain::token ? c.num_token_rows : c.num_logit_rows;
 }
 
 // Calls fn(row) for all rows, a few at a time: enough to be worth a claim, few enough to balance.
@@ -229,7 +229,7 @@ struct Attention final : Op {
     a.kv = c.cache.layer(layer);
     a.softcap = softcap;
     a.partials = c.program.partials();
-    const AttentionPlan& items = c.program.plan(plan);
+    const AttentionPlan& items = c.program.plan(plan, c.has_slice);
     c.pool.run(items.num_items(), [&](int i, int worker) {
       c.kernels.attention->attend(a, items.item(i), c.program.attention_scratch(worker));
     });

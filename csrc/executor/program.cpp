@@ -1,6 +1,7 @@
 #include "executor/program.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "ops/rope_table.h"
@@ -55,7 +56,7 @@ int Program::add_attention(const AttentionShape& shape) {
     const AttentionShape& s = attentions_[i].shape;
     if (s.num_heads == shape.num_heads && s.window == shape.window) return int(i);
   }
-  attentions_.push_back({shape, AttentionPlan(1)});
+  attentions_.push_back({shape, AttentionPlan(1), AttentionPlan(1)});
   return int(attentions_.size()) - 1;
 }
 
@@ -75,11 +76,18 @@ void Program::mark_states(int id) {
   num_state_ops_ = head_.size();
 }
 
+void Program::mark_part(int id) {
+  require(buffer(id).domain == Domain::token, "what a part leaves for the next are rows of tokens");
+  require(body_.size() > (parts_.empty() ? 0 : parts_.back().end), "a part needs an op");
+  parts_.push_back({body_.size(), id});
+}
+
 void Program::finish(int64_t arena_bytes, int logits_buffer) {
   for (const Buffer& b : buffers_) {
     const int64_t rows = b.domain == Domain::token ? limits_.max_tokens : limits_.max_logit_rows;
     require(b.offset + b.row_bytes * rows <= arena_bytes, "a buffer ends past the arena");
   }
+  require(parts_.empty() || parts_.back().end < body_.size(), "no op follows the last part that was marked");
   const Buffer& logits = buffer(logits_buffer);
   require(logits.domain == Domain::logit && logits.row_bytes >= int64_t(limits_.vocab_size) * 4,
           "the logits buffer must have a row of vocab_size floats");
@@ -90,12 +98,15 @@ void Program::finish(int64_t arena_bytes, int logits_buffer) {
 
 void Program::reserve(int num_threads) {
   for (Attention& attention : attentions_) {
-    attention.plan = AttentionPlan(num_threads, kMaxPartialFloats);
+    attention.plan = attention.plan_without_slice = AttentionPlan(num_threads, kMaxPartialFloats);
     scratch_floats_ = std::max(scratch_floats_, attention_scratch_floats(attention.shape));
   }
   scratch_floats_ = (scratch_floats_ + 15) / 16 * 16;
   partials_ = MappedMemory(size_t(kMaxPartialFloats) * 4, false);
   scratch_ = MappedMemory(size_t(scratch_floats_) * 4 * size_t(num_threads), false);
+  int64_t most = 0;
+  for (const Part& part : parts_) most = std::max(most, buffer(part.buffer).row_bytes);
+  if (most > 0) slice_rows_ = MappedMemory(size_t(most * kMaxSliceRows), false);
 }
 
 float* Program::attention_scratch(int worker) const {
@@ -127,19 +138,44 @@ void Program::begin_step(const Step& step, ThreadPool& pool) {
 }
 
 void Program::run_body(const Step& step, const KVCache& cache, ThreadPool& pool) {
-  for (Attention& attention : attentions_)
-    attention.plan.build(step.sequences.data(), int(step.sequences.size()), attention.shape);
+  const AttentionSequence* sequences = step.sequences.data();
+  for (Attention& attention : attentions_) {
+    attention.plan.build(sequences, int(step.sequences.size()), attention.shape);
+    if (step.slice) attention.plan_without_slice.build(sequences, step.slice->first_sequence, attention.shape);
+  }
   RunContext context{*this, step, cache, pool, kernels_};
-  for (const auto& op : body_) op->run(context);
+  for (int part = 0; part < num_parts(); ++part) {
+    const bool with_slice = !step.slice || (part >= step.slice->part_begin && part < step.slice->part_end);
+    context.num_token_rows = with_slice ? step.num_rows() : step.slice->first_row;
+    context.has_slice = with_slice;
+    if (context.num_token_rows == 0) continue;
+    if (step.slice && part > 0 && part == step.slice->part_begin) copy_slice(step, part, /*saves=*/false);
+    const size_t end = part < int(parts_.size()) ? parts_[size_t(part)].end : body_.size();
+    for (size_t i = part > 0 ? parts_[size_t(part) - 1].end : 0; i < end; ++i) body_[i]->run(context);
+    if (step.slice && part + 1 < num_parts() && part + 1 == step.slice->part_end)
+      copy_slice(step, part + 1, /*saves=*/true);
+  }
+}
+
+// What the ops of `part` need of the slice's rows: to where it outlasts the step, or from there.
+void Program::copy_slice(const Step& step, int part, bool saves) {
+  const int id = parts_[size_t(part) - 1].buffer;
+  std::byte *rows = row_of(id, step.slice->first_row), *saved = slice_rows_.data();
+  const size_t bytes = size_t(buffer(id).row_bytes) * size_t(step.num_rows() - step.slice->first_row);
+  std::memcpy(saves ? saved : rows, saves ? rows : saved, bytes);
 }
 
 void Program::run_head(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool) {
-  RunContext context{*this, step, cache, pool, kernels_, step.logit_rows.data() + first, count};
+  RunContext context{*this, step, cache, pool, kernels_};
+  context.logit_rows = step.logit_rows.data() + first;
+  context.num_logit_rows = count;
   for (const auto& op : head_) op->run(context);
 }
 
 void Program::run_states(const Step& step, int first, int count, const KVCache& cache, ThreadPool& pool) {
-  RunContext context{*this, step, cache, pool, kernels_, step.state_rows.data() + first, count};
+  RunContext context{*this, step, cache, pool, kernels_};
+  context.logit_rows = step.state_rows.data() + first;
+  context.num_logit_rows = count;
   for (size_t i = 0; i < num_state_ops_; ++i) head_[i]->run(context);
 }
 

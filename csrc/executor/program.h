@@ -24,6 +24,8 @@ struct RunContext {
   const KVCache& cache;
   ThreadPool& pool;
   const Kernels& kernels;
+  int num_token_rows = 0;               // rows of the step, from the first, that body ops run on
+  bool has_slice = true;                // whether those of the step's slice are among them
   const int32_t* logit_rows = nullptr;  // rows of the step that head ops run on
   int num_logit_rows = 0;
 };
@@ -62,6 +64,9 @@ class Program {
   void count_weight(const PackedWeight& weight);  // once, however many ops share it
   // The ops of the head so far leave the final states (f32, after the last norm) of its rows in this logit buffer.
   void mark_states(int buffer);
+  // The ops of the body so far are parts of it that can run in other steps than what follows, for which rows of this
+  // token buffer are all that the next ops need of them. Not after the last op.
+  void mark_part(int buffer);
   // Ends the list and takes the arena.
   void finish(int64_t arena_bytes, int logits_buffer);
 
@@ -76,11 +81,14 @@ class Program {
   int64_t arena_bytes() const { return int64_t(arena_.size()); }
   int64_t weight_bytes() const { return weight_bytes_; }
   int num_ops() const { return int(body_.size() + head_.size()); }
+  int num_parts() const { return int(parts_.size()) + 1; }
+  static constexpr int kMaxSliceRows = 64;
 
   // ---- running ------------------------------------------------------------------------------------------------------
   // Takes the memory that depends on the executor: plans and per-thread scratch. Before the first run.
   void reserve(int num_threads);
-  // The step's first op: rotary tables. Then run_body, then run_head as often as needed.
+  // The step's first op: rotary tables. Then run_body, then run_head as often as needed. A step's slice has at most
+  // kMaxSliceRows rows; from its first part to its last there is no other slice.
   void begin_step(const Step& step, ThreadPool& pool);
   void run_body(const Step& step, const KVCache& cache, ThreadPool& pool);
   // Logits of step.logit_rows[first, first + count), count <= max_logit_rows, into rows 0... of the logits buffer.
@@ -99,7 +107,11 @@ class Program {
   float* floats(int buffer, int row) const { return reinterpret_cast<float*>(row_of(buffer, row)); }
   const float* rope_cos(int rope, int row) const;
   const float* rope_sin(int rope, int row) const;
-  const AttentionPlan& plan(int attention) const { return attentions_[size_t(attention)].plan; }
+  // For all sequences of the step, or all but its slice.
+  const AttentionPlan& plan(int attention, bool with_slice) const {
+    const Attention& a = attentions_[size_t(attention)];
+    return with_slice ? a.plan : a.plan_without_slice;
+  }
   const AttentionShape& shape(int attention) const { return attentions_[size_t(attention)].shape; }
   float* attention_scratch(int worker) const;
   float* partials() const { return reinterpret_cast<float*>(partials_.data()); }
@@ -112,8 +124,14 @@ class Program {
   };
   struct Attention {
     AttentionShape shape;
-    AttentionPlan plan;
+    AttentionPlan plan, plan_without_slice;
   };
+  struct Part {
+    size_t end;  // of its ops
+    int buffer;  // what the next part needs
+  };
+
+  void copy_slice(const Step& step, int part, bool saves);
 
   const ProgramLimits limits_;
   const Kernels& kernels_;
@@ -122,6 +140,7 @@ class Program {
   int64_t rope_floats_ = 0;
   std::vector<Attention> attentions_;
   std::vector<std::unique_ptr<Op>> body_, head_;
+  std::vector<Part> parts_;  // all but the last
   int logits_buffer_ = -1;
   int states_buffer_ = -1, state_width_ = 0;
   size_t num_state_ops_ = 0;  // of the head
@@ -129,6 +148,7 @@ class Program {
   int64_t weight_bytes_ = 0;
   int64_t scratch_floats_ = 0;  // per worker
   MappedMemory arena_, rope_memory_, partials_, scratch_;
+  MappedMemory slice_rows_;  // what the slice's next part needs, between steps
 };
 
 }  // namespace gapless

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ops/attention_plan.h"
@@ -18,6 +19,14 @@ struct Step {
   std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
   std::vector<int32_t> state_rows;  // rows whose final states are wanted, ascending for each sequence
 
+  // The last sequences of a step may go through some parts of the program's body only. The other parts have been or
+  // will be other steps' business: the sequences stay the same until the last part has run.
+  struct Slice {
+    int first_sequence, first_row;
+    int part_begin, part_end;
+  };
+  std::optional<Slice> slice;
+
   int num_rows() const { return int(token_ids.size()); }
 
   void clear() {
@@ -27,6 +36,7 @@ struct Step {
     sequences.clear();
     logit_rows.clear();
     state_rows.clear();
+    slice.reset();
   }
 };
 

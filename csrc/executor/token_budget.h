@@ -18,7 +18,8 @@ class TokenBudget {
   void set_target(double seconds) { target_s_ = seconds; }
 
   // For the step that is being composed: `num_decode` streams and `num_prefill` sequences with prompts to compute.
-  int prefill_rows(int num_decode, int num_prefill) {
+  // A part of a row is a row that goes through a part of the layers.
+  double prefill_rows(int num_decode, int num_prefill) {
     const int room = max_rows_ - num_decode;
     if (num_decode == 0) return room;
     if (!measuring_ && (age_ >= kRefreshSteps || changed(num_decode))) {
@@ -29,11 +30,11 @@ class TokenBudget {
     const double share = kPrefillShare * std::max(1.0, double(num_prefill) / num_decode);
     const double time_s = target_s_ > 0 ? std::max(target_s_ - decode_s_, kLeastShare * decode_s_) : share * decode_s_;
     const double rows = row_s_ > 0 ? time_s / row_s_ : 1;
-    return std::clamp(int(std::min(rows, double(max_rows_))), std::min(1, room), room);
+    return std::min(rows, double(room));
   }
 
   // What the step took.
-  void record(int num_decode, int num_prefill, double seconds) {
+  void record(int num_decode, double num_prefill, double seconds) {
     if (num_prefill == 0) {
       // A step that something else on the machine has held up says little: it counts as half as long again at most.
       decode_s_ = changed(num_decode) ? seconds : 0.5 * (decode_s_ + std::min(seconds, 1.5 * decode_s_));

@@ -131,6 +131,9 @@ class ProgramBuilder:
     def states(self, x: int) -> None:
         """Tells that the ops so far leave the final states of the head's rows, as f32, in logit buffer `x`.
         Embeddings are pooled from them; without it there are none."""
+    def part(self, x: int) -> None:
+        """Tells that rows may go through the token ops so far in one step and through those that follow in
+        another, and that all the latter need of them is their rows of token buffer `x`."""
     def build(self, arena_bytes: int, logits: int) -> Program:
         """Checks every op and ends the list. `logits` is the logit buffer [vocab_size] that the sampler
         reads."""
@@ -232,10 +235,11 @@ class Executor:
         A stop token is reported as a "token" event before "finished".
         """
     def stats(self) -> dict[str, Any]:
-        """num_steps, num_rows, num_prefill_rows, busy_s (in steps), work_s (with the gaps, of work that has
-        ended), gap_p50_us, gap_p99_us (of the latest 4096), gap_histogram (of all: counts of gaps in
-        [2^i, 2^(i+1)) us)."""
-    def take_trace(self) -> list[tuple[float, float, float, int, int]]:
-        """(begin_s, forward_end_s, end_s, num_decode_rows, num_prefill_rows) of each step since the last
-        call, by `time.perf_counter`. Empty without `trace`."""
+        """num_steps, num_rows, num_prefill_rows, num_sliced_steps (in which prompts went through a part of
+        the layers), busy_s (in steps), work_s (with the gaps, of work that has ended), gap_p50_us, gap_p99_us
+        (of the latest 4096), gap_histogram (of all: counts of gaps in [2^i, 2^(i+1)) us)."""
+    def take_trace(self) -> list[tuple[float, float, float, int, int, int]]:
+        """(begin_s, forward_end_s, end_s, num_decode_rows, num_prefill_rows, num_sliced_rows) of each step
+        since the last call, by `time.perf_counter`. Sliced rows have not come through the last layer. Empty
+        without `trace`."""
     def close(self) -> None: ...

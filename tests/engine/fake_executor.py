@@ -72,7 +72,7 @@ class FakeExecutor:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._events: list[tuple[Any, ...]] = []
-        self._trace: list[tuple[float, float, float, int, int]] = []
+        self._trace: list[tuple[float, float, float, int, int, int]] = []
         self._closed = False
 
     def admit(
@@ -119,7 +119,7 @@ class FakeExecutor:
     def set_target_tpot(self, seconds: float) -> None:
         self.target_tpot_s = seconds
 
-    def take_trace(self) -> list[tuple[float, float, float, int, int]]:
+    def take_trace(self) -> list[tuple[float, float, float, int, int, int]]:
         with self._changed:
             trace, self._trace = self._trace, []
             return trace

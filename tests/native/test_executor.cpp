@@ -1,4 +1,4 @@
-// The loop on a one-layer network: events, slots, blocks, and threads that talk to it all at once.
+// The loop on a tiny network: events, slots, blocks, and threads that talk to it all at once.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,6 +19,7 @@ using namespace gapless;
 namespace {
 
 constexpr int kVocab = 64, kHidden = 32, kHeadDim = 16, kHeads = 2, kMaxTokens = 32, kLogitRows = 4;
+constexpr int kLayers = 3;
 
 Weight random_weight(int rows, int cols, uint32_t seed) {
   std::mt19937 random(seed);
@@ -33,8 +34,8 @@ Weight random_weight(int rows, int cols, uint32_t seed) {
 }
 
 std::shared_ptr<Program> tiny_program(bool has_states = true) {
-  auto program =
-      std::make_shared<Program>(ProgramLimits{kMaxTokens, kLogitRows, kVocab, {{KvDtype::f16}, 1, kHeadDim}});
+  auto program = std::make_shared<Program>(
+      ProgramLimits{kMaxTokens, kLogitRows, kVocab, {std::vector<KvDtype>(kLayers, KvDtype::f16), 1, kHeadDim}});
   const Floats ones = std::make_shared<std::vector<float>>(kHidden, 1.0f);
   int64_t end = 0;
   const auto buffer = [&](Domain domain, int width) {
@@ -48,11 +49,16 @@ std::shared_ptr<Program> tiny_program(bool has_states = true) {
   const int last = buffer(Domain::logit, kHidden), logits = buffer(Domain::logit, kVocab);
   const int rope = program->add_rope(std::vector<float>(kHeadDim / 2, 0.1f), 1.0f);
   add_embed(*program, random_weight(kVocab, kHidden, 1), 1.0f, x);
-  add_rms_norm(*program, x, ones, 1e-6f, h, kNone);
-  add_linear(*program, h, kNone, {{random_weight((kHeads + 2) * kHeadDim, kHidden, 2), nullptr, qkv, 0, false}});
-  add_rope_cache(*program, qkv, 0, {kHeads, rope, 0.25f, nullptr, nullptr, 1e-6f});
-  add_attention(*program, qkv, 0, kHeads, out, 0, 0.0f);
-  add_linear(*program, out, kNone, {{random_weight(kHidden, kHeads * kHeadDim, 3), nullptr, x, 0, true}});
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const uint32_t seed = 10 * uint32_t(layer);
+    if (layer > 0) program->mark_part(x);
+    add_rms_norm(*program, x, ones, 1e-6f, h, kNone);
+    add_linear(*program, h, kNone,
+               {{random_weight((kHeads + 2) * kHeadDim, kHidden, seed + 2), nullptr, qkv, 0, false}});
+    add_rope_cache(*program, qkv, layer, {kHeads, rope, 0.25f, nullptr, nullptr, 1e-6f});
+    add_attention(*program, qkv, layer, kHeads, out, 0, 0.0f);
+    add_linear(*program, out, kNone, {{random_weight(kHidden, kHeads * kHeadDim, seed + 3), nullptr, x, 0, true}});
+  }
   add_gather(*program, x, last);
   if (has_states) program->mark_states(last);
   add_linear(*program, last, kNone, {{random_weight(kVocab, kHidden, 4), nullptr, logits, 0, false}});
@@ -283,6 +289,58 @@ void test_preempted_and_resumed() {
     all.insert(all.end(), rest.tokens[1].begin(), rest.tokens[1].end());
     CHECK(all == expected);
   }
+}
+
+// Prompts beside a stream go through the layers in several steps; some of them end on their way, and their blocks are
+// given to others. Nobody's tokens show any of that.
+void test_sliced_prefill(int num_steps) {
+  Executor executor(tiny_program(), config());
+  executor.push(TargetTpotCommand{1e-9});  // out of reach: prefill gets as little time as it ever does
+  const auto blocks = [](int first) {
+    std::vector<int32_t> found;
+    for (int i = 0; i < 8; ++i) found.push_back(8 * first + i);
+    return found;
+  };
+  executor.push(admission(0, 1, prompt(4, 1), blocks(0), 120));
+  executor.push(admission(1, 2, prompt(90, 2), blocks(1), 20));
+  executor.push(admission(2, 3, prompt(70, 3), blocks(2), 20));
+  Outcome outcome;
+  const auto wait_for_steps = [&](int count) {
+    std::vector<Event> events;
+    for (const size_t goal = outcome.tokens[1].size() + size_t(count);
+         outcome.tokens[1].size() < goal && !outcome.finished.contains(1);) {
+      executor.wait(0.1, events);
+      for (Event& event : events) outcome.take(event);
+    }
+  };
+  wait_for_steps(num_steps);
+  executor.push(PreemptCommand{1, 2});
+  executor.push(admission(1, 4, prompt(80, 4), blocks(1), 5));  // the same blocks
+  wait_for_steps(num_steps);
+  executor.push(CancelCommand{2, 3});
+  executor.push(admission(3, 5, prompt(60, 5), blocks(3), 5));
+  AdmitCommand embedding = admission(4, 6, prompt(50, 6), blocks(4), 1);
+  embedding.sampling.pooling = Pooling::mean;
+  executor.push(embedding);
+  outcome.gather(executor, 6);
+  CHECK(outcome.finished.size() == 6);
+  const auto is_beginning = [](const std::vector<int32_t>& part, const std::vector<int32_t>& whole) {
+    return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
+  };
+  CHECK(is_beginning(outcome.tokens[2], alone(prompt(90, 2), 20)));
+  CHECK(is_beginning(outcome.tokens[3], alone(prompt(70, 3), 20)));
+  CHECK(outcome.tokens[1] == alone(prompt(4, 1), 120));
+  CHECK(outcome.tokens[4] == alone(prompt(80, 4), 5));
+  CHECK(outcome.tokens[5] == alone(prompt(60, 5), 5));
+  CHECK(executor.stats().num_sliced_steps > 10);
+  CHECK(executor.stats().num_rows >= executor.stats().num_prefill_rows + 120);
+  Executor quiet(tiny_program(), config());
+  embedding.slot = 0;
+  quiet.push(embedding);
+  Outcome expected;
+  expected.gather(quiet, 1);
+  CHECK(!expected.embeddings[6].empty() && outcome.embeddings[6] == expected.embeddings[6]);
+  CHECK(quiet.stats().num_sliced_steps == 0);
 }
 
 // A long prefill tells which blocks can be shared.
@@ -619,6 +677,7 @@ int main() {
   test_cancel_and_close();
   test_commands_out_of_range_are_refused();
   test_preempted_and_resumed();
+  for (const int num_steps : {1, 2, 3, 4, 7}) test_sliced_prefill(num_steps);
   test_prefill_is_reported();
   test_shared_blocks();
   test_masks();

@@ -140,4 +140,5 @@ def _window(
 
 
 def _is_steady(step: StepRecord, num_streams: int) -> bool:
-    return step.num_decode_rows == num_streams and step.num_prefill_rows == 0
+    num_prefill = step.num_prefill_rows + step.num_sliced_rows
+    return step.num_decode_rows == num_streams and num_prefill == 0

@@ -36,6 +36,7 @@ class StepRecord(NamedTuple):
     end_s: float
     num_decode_rows: int
     num_prefill_rows: int
+    num_sliced_rows: int = 0  # of prompts, which went through some layers but not through the last
 
 
 class _Span(NamedTuple):
@@ -211,8 +212,9 @@ class Tracer:
             yield {**self._at("i", _LOOP_LANE, "the trace was cut here", self._cut_s), "s": "g"}
 
     def _step_events(self, step: StepRecord, last_end_s: float | None) -> Iterator[dict[str, Any]]:
-        rows = {"decode": step.num_decode_rows, "prefill": step.num_prefill_rows}
-        args: dict[str, Any] = {"decode_rows": step.num_decode_rows, "prefill_rows": step.num_prefill_rows}
+        num_prefill, num_sliced = step.num_prefill_rows, step.num_sliced_rows
+        rows = {"decode": step.num_decode_rows, "prefill": num_prefill, "sliced": num_sliced}
+        args: dict[str, Any] = {f"{kind}_rows": count for kind, count in rows.items()}
         if last_end_s is not None:
             args["us_since_last_step"] = round((step.begin_s - last_end_s) * 1e6, 3)
         yield self._span(_LOOP_LANE, "step", step.begin_s, step.end_s, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,22 @@ def _cache_shape(graph: Graph) -> tuple[ir.AttentionShape, int]:
     return shape, 1 + max(cache.layer for cache in caches)
 
 
+def _parts(graph: Graph, plan: MemoryPlan) -> dict[int, Buffer]:
+    """Where the body may be cut, so that rows go through its parts in different steps: after which nodes, and
+    the one buffer of token rows that the rest needs. One cut for each layer but the last, at its end.
+    """
+    buffers = {buffer for buffer in plan.buffers.values() if buffer.domain is Domain.TOKEN}
+    caches = [index for index, node in enumerate(graph.nodes) if isinstance(node, ir.RopeCache)]
+    cuts: dict[int, Buffer] = {}
+    for first, last in pairwise(caches):
+        for index in reversed(range(first, last)):
+            needed = [buffer for buffer in buffers if buffer.first <= index < buffer.last]
+            if len(needed) == 1:
+                cuts[index] = needed[0]
+                break
+    return cuts
+
+
 class _Lowering:
     def __init__(self, builder: _native.ProgramBuilder, weights: Weights, plan: MemoryPlan) -> None:
         self._builder = builder
@@ -73,8 +90,11 @@ class _Lowering:
         self._ropes: dict[RopeTable, int] = {}
 
     def run(self, graph: Graph) -> _native.Program:
-        for node in graph.nodes:
+        parts = _parts(graph, self._plan)
+        for index, node in enumerate(graph.nodes):
             self._emit(node)
+            if index in parts:
+                self._builder.part(self._buffers[parts[index]])
             if graph.states is not None and graph.states in node.outputs:
                 self._builder.states(self._buffer(graph.states))
         return self._builder.build(self._plan.arena_bytes, self._buffer(graph.logits))
