@@ -218,6 +218,7 @@ class FakeExecutor:
                 time.perf_counter(),
                 num_decode_rows,
                 sum(rows.values()) - num_decode_rows,
+                0,
             )
         )
 

@@ -93,7 +93,7 @@ def test_gap_as_a_table(executor):
 
 
 def test_gap_figures():
-    steps = [StepRecord(t, t + 0.008, t + 0.009, 4, 0) for t in (0.0, 0.009010, 0.0180300, 0.028030)]
+    steps = [StepRecord(t, t + 0.008, t + 0.009, 4, 0, 0) for t in (0.0, 0.009010, 0.0180300, 0.028030)]
     figures = gap_figures(steps)
     assert figures.steps == 4
     assert figures.gap_p50_us == pytest.approx(20)

@@ -36,7 +36,7 @@ class StepRecord(NamedTuple):
     end_s: float
     num_decode_rows: int
     num_prefill_rows: int
-    num_sliced_rows: int = 0  # of prompts, which went through some layers but not through the last
+    num_sliced_rows: int  # of prompts, which went through some layers but not through the last
 
 
 class _Span(NamedTuple):
@@ -97,7 +97,7 @@ class Tracer:
 
     # --- what the engine tells ---
 
-    def add_steps(self, steps: Iterable[tuple[float, float, float, int, int]]) -> None:
+    def add_steps(self, steps: Iterable[tuple[float, float, float, int, int, int]]) -> None:
         """The steps since the last call, as the executor's `take_trace` gives them."""
         for step in steps:
             if self._has_room(step[0]):
