@@ -108,7 +108,7 @@ def test_a_long_trace_is_cut_and_says_so(tmp_path):
     start_s = tracer._start_s
     for number in range(1000):
         time_s = start_s + number * 0.01
-        tracer.add_steps([(time_s, time_s + 0.004, time_s + 0.005, 1, 0)])
+        tracer.add_steps([(time_s, time_s + 0.004, time_s + 0.005, 1, 0, 0)])
         tracer.counted(number % 7, 0, 0, time_s)
         tracer.ended(number, "r", "abort", time_s)
     tracer.close()
