@@ -36,8 +36,11 @@ class TokenBudget {
   // What the step took.
   void record(int num_decode, double num_prefill, double seconds) {
     if (num_prefill == 0) {
-      // A step that something else on the machine has held up says little: it counts as half as long again at most.
-      decode_s_ = changed(num_decode) ? seconds : 0.5 * (decode_s_ + std::min(seconds, 1.5 * decode_s_));
+      // A step that something else on the machine has held up says little: it counts as a quarter longer at most than
+      // what is known makes one expect.
+      const double most = 1.25 * decode_s_ * std::max(1.0, double(num_decode) / std::max(1, num_decode_));
+      const double time_s = num_decode_ > 0 ? std::min(seconds, most) : seconds;
+      decode_s_ = changed(num_decode) ? time_s : 0.5 * (decode_s_ + time_s);
       num_decode_ = num_decode;
       age_ = 0;
       return;
