@@ -179,7 +179,10 @@ def compare(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
         bench.round(targets, options.warmup or 1)
         print_heading()
         for count in options.streams:
-            rounds = [bench.round(targets, count) for _ in range(options.repeat)]
+            rounds = []
+            for number in range(options.repeat):  # in turns, so that none has the better moment every time
+                order = 1 if number % 2 == 0 else -1
+                rounds.append(bench.round(targets[::order], count)[::order])
             rows = [
                 result_of(target, count, own)
                 for target, own in zip(targets, zip(*rounds, strict=True), strict=True)

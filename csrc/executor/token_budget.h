@@ -7,8 +7,10 @@
 namespace gapless {
 
 // Every running stream waits for the whole step, prefill included, so the prefill is cut to what a target for the time
-// per output token (TPOT) leaves. What rows cost is learnt from the steps themselves: now and then, and whenever the
-// number of streams has changed, one step goes without prefill and shows what the streams alone take.
+// per output token (TPOT) leaves. What rows cost is learnt from the steps themselves: now and then, and when the number
+// of streams has changed, one step goes without prefill and shows what the streams alone take. Some steps after the
+// change, if it is not a large one: a server has most to do for a stream with its first token, and takes the time for
+// that from the next steps.
 class TokenBudget {
  public:
   explicit TokenBudget(int max_rows) : max_rows_(max_rows) {}
@@ -21,8 +23,11 @@ class TokenBudget {
   // A part of a row is a row that goes through a part of the layers.
   double prefill_rows(int num_decode, int num_prefill) {
     const int room = max_rows_ - num_decode;
+    num_steady_ = num_decode == last_num_decode_ ? num_steady_ + 1 : 0;
+    last_num_decode_ = num_decode;
     if (num_decode == 0) return room;
-    if (!measuring_ && (age_ >= kRefreshSteps || changed(num_decode))) {
+    const bool is_due = changed(num_decode, 0.5) || (changed(num_decode, 0.125) && num_steady_ >= kSteadySteps);
+    if (!measuring_ && (is_due || age_ >= kRefreshSteps)) {
       measuring_ = true;  // never two in a row: prefill goes on however often streams come and go
       return 0;
     }
@@ -40,7 +45,7 @@ class TokenBudget {
       // what is known makes one expect.
       const double most = 1.25 * decode_s_ * std::max(1.0, double(num_decode) / std::max(1, num_decode_));
       const double time_s = num_decode_ > 0 ? std::min(seconds, most) : seconds;
-      decode_s_ = changed(num_decode) ? time_s : 0.5 * (decode_s_ + time_s);
+      decode_s_ = changed(num_decode, 0.125) ? time_s : 0.5 * (decode_s_ + time_s);
       num_decode_ = num_decode;
       age_ = 0;
       return;
@@ -57,9 +62,11 @@ class TokenBudget {
   // And never less than this, whatever the target: a prompt must get through.
   static constexpr double kLeastShare = 0.25;
   static constexpr int kRefreshSteps = 16;
+  static constexpr int kSteadySteps = 2;
 
-  bool changed(int num_decode) const {
-    return num_decode_ == 0 || std::abs(num_decode - num_decode_) * 8 > num_decode_;
+  // Whether there are more or fewer streams by this share than were measured.
+  bool changed(int num_decode, double share) const {
+    return num_decode_ == 0 || std::abs(num_decode - num_decode_) > share * num_decode_;
   }
 
   const int max_rows_;
@@ -67,6 +74,8 @@ class TokenBudget {
   double decode_s_ = 0, row_s_ = 0;  // the streams alone; one row of prefill
   int num_decode_ = 0;               // of decode_s_
   int age_ = 0;                      // steps since decode_s_ was measured
+  int last_num_decode_ = 0;          // of the last step
+  int num_steady_ = 0;               // steps before this one with as many streams
   bool measuring_ = false;
 };
 
