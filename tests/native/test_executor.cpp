@@ -626,6 +626,19 @@ void test_token_budget() {
   CHECK(budget.prefill_rows(8, 1) == 0);  // time to look again
   CHECK(budget.prefill_rows(8, 1) > 0);   // never twice in a row
   CHECK(budget.prefill_rows(505, 1) <= 7);
+
+  TokenBudget changing(512);
+  changing.record(0, 512, 0.512);
+  changing.record(8, 0, 0.1);
+  CHECK(changing.prefill_rows(10, 1) > 0);  // a small change is looked at when it has lasted
+  CHECK(changing.prefill_rows(10, 1) > 0);
+  CHECK(changing.prefill_rows(10, 1) == 0);
+  changing.record(10, 0, 0.12);
+  CHECK(changing.prefill_rows(20, 1) > 0);   // never two in a row
+  CHECK(changing.prefill_rows(20, 1) == 0);  // a large one at once
+  changing.record(20, 0, 0.2);
+  changing.record(20, 0, 10.0);  // something else had the processor
+  CHECK(std::abs(changing.prefill_rows(20, 1) - 0.6 * 225) < 1);
 }
 
 // Three clients, each with slots and blocks of its own, admit and cancel as they like while one reader takes the
