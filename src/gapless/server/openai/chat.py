@@ -14,7 +14,7 @@ from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
 from gapless.server.logprobs import chat_logprobs
 from gapless.server.messages import Chat, Chunk, TokenLogprobs
-from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
+from gapless.server.openai.events import DONE, EventWriter, choice_object, error_event, usage_of
 from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
     Collector,
@@ -150,7 +150,7 @@ class ChatEvents(EventFormatter):
         self._writer = EventWriter(
             {**head, "object": "chat.completion.chunk"},
             include_usage,
-            lambda index, text: _choice(index, {"content": text}),
+            lambda index, text: choice_object(index, {"delta": {"content": text}}),
         )
 
     def push(self, items: Items) -> bytes:
@@ -194,18 +194,9 @@ class ChatEvents(EventFormatter):
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> bytes:
-        return self._writer.choice(_choice(index, delta, logprobs, finish_reason, stop_reason))
-
-
-def _choice(
-    index: int,
-    delta: dict[str, Any],
-    logprobs: dict[str, Any] | None = None,
-    finish_reason: str | None = None,
-    stop_reason: int | str | None = None,
-) -> dict[str, Any]:
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
+        return self._writer.choice(
+            choice_object(index, {"delta": delta}, logprobs, finish_reason, stop_reason)
+        )
 
 
 def _delta_fields(delta: Delta) -> dict[str, Any]:

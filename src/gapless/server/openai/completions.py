@@ -12,7 +12,7 @@ from gapless.errors import InvalidRequestError
 from gapless.server.errors import HttpError
 from gapless.server.logprobs import CompletionLogprobs
 from gapless.server.messages import Chat, Chunk, FillIn, Text, TokenLogprobs, Whole
-from gapless.server.openai.events import DONE, EventWriter, error_event, usage_of
+from gapless.server.openai.events import DONE, EventWriter, choice_object, error_event, usage_of
 from gapless.server.responses import (
     Collector,
     EventFormatter,
@@ -142,17 +142,19 @@ class CompletionEvents(EventFormatter):
         self._stream = stream
         self._choices = choices
         self._include_usage = include_usage
-        self._writer = EventWriter(dict(head), include_usage, _choice)
+        self._writer = EventWriter(
+            dict(head), include_usage, lambda index, text: choice_object(index, {"text": text})
+        )
 
     def push(self, items: Items) -> bytes:
         data: list[bytes] = []
         for index, chunk in items:
             text, logprobs = self._choices.take(index, chunk)
             if text or (logprobs is not None and logprobs["tokens"]):
-                data.append(self._writer.choice(_choice(index, text, logprobs)))
+                data.append(self._writer.choice(choice_object(index, {"text": text}, logprobs)))
             if chunk.finish_reason is not None:
                 choice = self._choices[index]
-                end = _choice(index, "", None, choice.finish_reason, choice.stop_reason)
+                end = choice_object(index, {"text": ""}, None, choice.finish_reason, choice.stop_reason)
                 data.append(self._writer.choice(end))
         return b"".join(data)
 
@@ -164,17 +166,6 @@ class CompletionEvents(EventFormatter):
 
     def error(self, error: HttpError) -> bytes:
         return error_event(error)
-
-
-def _choice(
-    index: int,
-    text: str,
-    logprobs: dict[str, Any] | None = None,
-    finish_reason: str | None = None,
-    stop_reason: int | str | None = None,
-) -> dict[str, Any]:
-    choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
 
 
 async def completion(service: Service, request: CompletionRequest, request_id: str) -> GenerationResponse:

@@ -36,6 +36,18 @@ def usage_of(stream: Stream) -> dict[str, Any]:
     }
 
 
+def choice_object(
+    index: int,
+    content: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+    stop_reason: int | str | None = None,
+) -> dict[str, Any]:
+    """What a chunk tells of a choice. `content` is what it gains, as the API at hand has it."""
+    choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
+
+
 _MARK = "the text"  # stands for it while an event is made of which only the text changes
 
 
