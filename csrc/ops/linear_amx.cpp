@@ -26,7 +26,7 @@ template <int bits, bool has_min>
 struct TileGroup {
   static constexpr int kParts = bits == 6 ? 2 : 1;  // each with an integer scale of its own
   alignas(64) std::byte lines[8][kLineBytes];
-  alignas(64) float scale[kTileRows], min[has_min ? kTileRows : 1], subs[kParts][kTileRows];
+  alignas(64) float scale[kTileRows], min[kTileRows], subs[kParts][kTileRows];
 
   GAPLESS_INLINE void assign(const PackedGroup<bits, has_min>& group) {
     const __m512i zero_point = _mm512_set1_epi8(char(zero_point_of(bits, has_min)));
@@ -85,10 +85,20 @@ GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<
   return part(0);
 }
 
+// Weights that are asked for while others are computed with: some lines with each group of each block of rows.
+struct Ahead {
+  const std::byte* at;
+  int lines_per_group;
+
+  GAPLESS_INLINE void prefetch() {
+    for (int i = 0; i < lines_per_group; ++i, at += kLineBytes) __builtin_prefetch(at);
+  }
+};
+
 // Adds `num_groups` groups of one tile to the sums of a block of rows. While the tile unit multiplies a group, the one
 // before it is scaled.
 template <int bits, bool has_min>
-void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8Group* x, int64_t x_stride,
+void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8Group* x, int64_t x_stride, Ahead& ahead,
                 float (*sums)[kTileRows]) {
   Products<bits> products[2];
   F32x16 totals[kBlockRows];
@@ -97,23 +107,18 @@ void add_groups(const TileGroup<bits, has_min>* group, int num_groups, const A8G
   store_products(products[0]);
   for (int g = 0; g < num_groups; ++g, ++group, ++x) {
     const bool more = g + 1 < num_groups;
+    ahead.prefetch();
     if (more) multiply(group[1], x + 1, x_stride);
     const Products<bits>& done = products[g % 2];
-    const std::byte* const rows = reinterpret_cast<const std::byte*>(x);
-    const std::byte* other_rows = rows + kBlockRows / 2 * x_stride;
-    asm("" : "+r"(other_rows));  // seven offsets from two pointers stay in registers, fifteen from one would not
-    const auto row = [&](int r) GAPLESS_LAMBDA_INLINE {
-      constexpr int half = kBlockRows / 2;
-      return reinterpret_cast<const A8Group*>((r < half ? rows : other_rows) + r % half * x_stride);
-    };
-    const F32x16 scale = load(group->scale);
+    const F32x16 scale = load(group->scale), min = load(group->min);
+    const std::byte* rows = reinterpret_cast<const std::byte*>(x);
     unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE {
-      totals[r] = fma(dot(*group, done, r), mul(scale, set1(row(r)->scale)), totals[r]);
+      const A8Group& row = *reinterpret_cast<const A8Group*>(rows);
+      totals[r] = fma(dot(*group, done, r), mul(scale, set1(row.scale)), totals[r]);
+      if constexpr (has_min) totals[r] = fma(min, set1(row.offset), totals[r]);
+      rows += x_stride;
+      asm("" : "+r"(rows));  // sixteen offsets from one pointer would not stay in registers
     });
-    if constexpr (has_min) {
-      const F32x16 min = load(group->min);
-      unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { totals[r] = fma(min, set1(row(r)->offset), totals[r]); });
-    }
     if (more) store_products(products[(g + 1) % 2]);
   }
   unroll<kBlockRows>([&](auto r) GAPLESS_LAMBDA_INLINE { store(sums[r], totals[r]); });
@@ -141,10 +146,12 @@ void amx_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums&
   TileGroup<bits, has_min> unpacked[kBlockGroups];
   for (int first = 0; first < w.num_groups; first += kBlockGroups) {
     const int n = std::min(kBlockGroups, w.num_groups - first);
-    for (int g = 0; g < n; ++g, ++packed) unpacked[g].assign(packed);
+    for (int g = 0; g < n; ++g, packed.advance()) unpacked[g].assign(packed);
     asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
+    packed.scales.prefetch(kBlockGroups);
+    Ahead ahead = {packed.quants, (bits + blocks.count() - 1) / blocks.count()};
     for (int block = 0; block < blocks.count(); ++block)
-      add_groups<bits, has_min>(unpacked, n, input.groups(blocks.first(block)) + first, input.xq_stride,
+      add_groups<bits, has_min>(unpacked, n, input.groups(blocks.first(block)) + first, input.xq_stride, ahead,
                                 sums + block * kBlockRows);
   }
 }

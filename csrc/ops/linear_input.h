@@ -39,10 +39,9 @@ struct ScaleReader {
   int left;  // groups that still use `entry`
 
   GAPLESS_INLINE ScaleReader(const PackedWeight& w, int tile, int group) {
-    constexpr int entry_size = has_min ? 2 * kTileRows : kTileRows;
     groups_per_scale = w.format.groups_per_scale;
     const int index = group / groups_per_scale;
-    entry = w.scales + (int64_t(tile) * w.num_scales + index) * entry_size;
+    entry = w.scales + (int64_t(tile) * w.num_scales + index) * kEntry;
     left = groups_per_scale - (group - index * groups_per_scale);
     subs = w.subs ? w.subs + (int64_t(tile) * w.num_groups + group) * kSubs : nullptr;
   }
@@ -58,11 +57,19 @@ struct ScaleReader {
     if (subs) subs += kSubs;
     if (--left == 0) {
       left = groups_per_scale;
-      entry += has_min ? 2 * kTileRows : kTileRows;
+      entry += kEntry;
     }
   }
 
+  // Asks for what the next `num_groups` groups need.
+  GAPLESS_INLINE void prefetch(int num_groups) const {
+    const int num_scales = (num_groups + groups_per_scale - 1) / groups_per_scale;
+    for (int i = 0; i < num_scales; ++i) __builtin_prefetch(entry + i * kEntry);
+    for (int i = 0; subs && i < num_groups; ++i) __builtin_prefetch(subs + i * kSubs);
+  }
+
  private:
+  static constexpr int kEntry = has_min ? 2 * kTileRows : kTileRows;
   static constexpr int kSubs = has_min || has_two_subs ? 2 * kTileRows : kTileRows;
 };
 
@@ -90,11 +97,14 @@ struct PackedGroup {
         scales(w, tile, group) {}
   GAPLESS_INLINE const PackedGroup& operator*() const { return *this; }
   GAPLESS_INLINE PackedGroup& operator++() {
-    quants += bits * kLineBytes;
+    advance();
     unroll<bits>([&](auto line)
                      GAPLESS_LAMBDA_INLINE { __builtin_prefetch(quants + kPrefetchBytes + line * kLineBytes); });
-    scales.advance();
     return *this;
+  }
+  GAPLESS_INLINE void advance() {
+    quants += bits * kLineBytes;
+    scales.advance();
   }
 
   template <int step>

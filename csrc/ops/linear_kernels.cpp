@@ -19,59 +19,81 @@ GAPLESS_INLINE Rounded rounded(F32x16 low, F32x16 high, float inverse) {
   return {min(round_even(mul(low, factor)), most), min(round_even(mul(high, factor)), most)};
 }
 
-// x[32] as int8 with one scale.
+constexpr int kGroupsAtOnce = 4;  // what becomes of a group is a long chain; four of them fill the waiting
+
+// x[4 * 32] as four groups of int8 with one scale each.
 //
 // For given integers q the scale that leaves the smallest squared error is <x, q> / <q, q>, and what it leaves is
 // <x, x> - <x, q>^2 / <q, q>. So of a few roundings the one with the largest <x, q>^2 / <q, q> is taken.
 // Multiplications and additions are not fused: every ISA must choose alike.
-GAPLESS_INLINE void quantize_group(F32x16 low, F32x16 high, A8Group* out) {
-  const float top = reduce_max(max(low, high)), bottom = -reduce_max(max(sub(zero(), low), sub(zero(), high)));
-  const float extreme = top > -bottom ? top : bottom;
-  if (std::fabs(extreme) < 1e-30f) {  // 1 / extreme would overflow
-    std::memset(out, 0, sizeof *out);
-    return;
-  }
-  const float inverse = -1.0f / extreme;
-  F32x16 xq[3], qq[3];
-  unroll<3>([&](auto i) GAPLESS_LAMBDA_INLINE {
-    const Rounded q = rounded(low, high, kTopLevels[i] * inverse);
-    xq[i] = add(mul(low, q.low), mul(high, q.high));
-    qq[i] = add(mul(q.low, q.low), mul(q.high, q.high));
+GAPLESS_INLINE void quantize_groups(const float* x, A8Group* out) {
+  constexpr int n = kGroupsAtOnce;
+  F32x16 low[n], high[n], largest[n], smallest[n];
+  unroll<n>([&](auto g) GAPLESS_LAMBDA_INLINE {
+    low[g] = load(x + g * kGroupCols), high[g] = load(x + g * kGroupCols + kTileRows);
+    largest[g] = max(low[g], high[g]), smallest[g] = max(sub(zero(), low[g]), sub(zero(), high[g]));
   });
-  const FourSums first = reduce_add(xq[0], xq[1], qq[0], qq[1]), last = reduce_add(xq[2], qq[2], xq[2], qq[2]);
-  float level = kTopLevels[0], scale = first.v[0] / first.v[2], quality = scale * first.v[0];
-  const auto consider = [&](float candidate, float xq_sum, float qq_sum) GAPLESS_LAMBDA_INLINE {
-    const float its_scale = xq_sum / qq_sum, its_quality = its_scale * xq_sum;
-    level = its_quality > quality ? candidate : level;
-    scale = its_quality > quality ? its_scale : scale;
-    quality = its_quality > quality ? its_quality : quality;
-  };
-  consider(kTopLevels[1], first.v[1], first.v[3]);
-  consider(kTopLevels[2], last.v[0], last.v[1]);
-
-  const Rounded q = rounded(low, high, level * inverse);
-  const FourSums sums = reduce_add(q.low, q.high, q.low, q.high);  // of integers: exact
-  store_i8(out->q, q.low, q.high);
-  const int halves[2] = {int(sums.v[0]), int(sums.v[1])}, sum = halves[0] + halves[1];
-  out->scale = scale;
-  out->offset = -scale * float(sum);
-  out->zero_dot[0] = -8 * sum;
-  out->zero_dot[1] = -16 * sum;
-  out->zero_dot[2] = -128 * sum;
-  for (int i = 0; i < 2; ++i) {
-    out->half_zero[i] = -32 * halves[i];
-    out->half_sum[i] = int16_t(halves[i]);
+  const Four tops = reduce_max(largest), bottoms = reduce_max(smallest);
+  float extremes[n], inverses[n];
+  for (int g = 0; g < n; ++g) {
+    extremes[g] = tops.v[g] > bottoms.v[g] ? tops.v[g] : -bottoms.v[g];
+    inverses[g] = -1.0f / extremes[g];
+  }
+  float levels[n], scales[n], qualities[n];
+  unroll<3>([&](auto candidate) GAPLESS_LAMBDA_INLINE {
+    constexpr float level = kTopLevels[candidate];
+    F32x16 xq[n], qq[n];
+    unroll<n>([&](auto g) GAPLESS_LAMBDA_INLINE {
+      const Rounded q = rounded(low[g], high[g], level * inverses[g]);
+      xq[g] = add(mul(low[g], q.low), mul(high[g], q.high));
+      qq[g] = add(mul(q.low, q.low), mul(q.high, q.high));
+    });
+    const Four xq_sums = reduce_add(xq), qq_sums = reduce_add(qq);
+    for (int g = 0; g < n; ++g) {
+      const float scale = xq_sums.v[g] / qq_sums.v[g], quality = scale * xq_sums.v[g];
+      const bool better = candidate == 0 || quality > qualities[g];
+      levels[g] = better ? level : levels[g];
+      scales[g] = better ? scale : scales[g];
+      qualities[g] = better ? quality : qualities[g];
+    }
+  });
+  F32x16 q_low[n], q_high[n];
+  unroll<n>([&](auto g) GAPLESS_LAMBDA_INLINE {
+    const Rounded q = rounded(low[g], high[g], levels[g] * inverses[g]);
+    q_low[g] = q.low, q_high[g] = q.high;
+    store_i8(out[g].q, q.low, q.high);
+  });
+  const Four low_sums = reduce_add(q_low), high_sums = reduce_add(q_high);  // of integers: exact
+  for (int g = 0; g < n; ++g) {
+    A8Group& group = out[g];
+    if (std::fabs(extremes[g]) < 1e-30f) {  // its inverse has overflown
+      std::memset(&group, 0, sizeof group);
+      continue;
+    }
+    const int halves[2] = {int(low_sums.v[g]), int(high_sums.v[g])}, sum = halves[0] + halves[1];
+    group.scale = scales[g];
+    group.offset = -scales[g] * float(sum);
+    group.zero_dot[0] = -8 * sum;
+    group.zero_dot[1] = -16 * sum;
+    group.zero_dot[2] = -128 * sum;
+    for (int i = 0; i < 2; ++i) {
+      group.half_zero[i] = -32 * halves[i];
+      group.half_sum[i] = int16_t(halves[i]);
+    }
   }
 }
 
 void quantize_row(const float* x, int k, std::byte* out) {
+  constexpr int width = kGroupsAtOnce * kGroupCols;
   auto* groups = reinterpret_cast<A8Group*>(out);
   int first = 0;
-  for (; first + kGroupCols <= k; first += kGroupCols) quantize_group(load(x + first), load(x + first + 16), groups++);
+  for (; first + width <= k; first += width, groups += kGroupsAtOnce) quantize_groups(x + first, groups);
   if (first == k) return;
-  float tail[kGroupCols] = {};
+  float tail[width] = {};
+  A8Group tail_groups[kGroupsAtOnce];
   std::memcpy(tail, x + first, size_t(k - first) * sizeof(float));
-  quantize_group(load(tail), load(tail + 16), groups);
+  quantize_groups(tail, tail_groups);
+  std::memcpy(groups, tail_groups, size_t((k - first + kGroupCols - 1) / kGroupCols) * sizeof(A8Group));
 }
 
 TileFunction tile_function(const LinearArgs& args, const PackedWeight& w) {

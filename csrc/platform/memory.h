@@ -2,24 +2,26 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 namespace gapless {
 
 // Page-aligned anonymous memory, zeroed by the kernel, asked to use huge pages where that pays. Movable, never resized.
+// What asks for huge pages lies in slabs together with others that do: the weights of a small model are smaller than
+// such a page. A slab goes back to the system with the last of those that lie in it.
 class MappedMemory {
  public:
   MappedMemory() = default;
   // Throws std::bad_alloc when the system refuses. `bytes` 0 gives an empty one.
   explicit MappedMemory(size_t bytes, bool huge_pages);
-  ~MappedMemory();
   MappedMemory(MappedMemory&& other) noexcept;
   MappedMemory& operator=(MappedMemory&& other) noexcept;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
 
  private:
-  std::byte* data_ = nullptr;
+  std::shared_ptr<std::byte> data_;  // keeps the mapping that it lies in
   size_t size_ = 0;
 };
 
