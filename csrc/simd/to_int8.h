@@ -5,14 +5,14 @@
 
 namespace gapless::GAPLESS_ISA {
 
-struct Four {
-  float v[4];
-};
+// Four floats and four integers, with the language's operators; one register on every ISA.
+using F32x4 = float __attribute__((vector_size(16)));
+using I32x4 = int32_t __attribute__((vector_size(16)));
 
 // reduce_add or reduce_max of four vectors, in the same order, for little more than the price of one.
 #if defined(GAPLESS_ISA_AVX512)
 template <typename Combine>
-GAPLESS_INLINE Four reduce_four(const F32x16 (&x)[4], Combine combine) {
+GAPLESS_INLINE F32x4 reduce_four(const F32x16 (&x)[4], Combine combine) {
   const auto halves = [&](__m512 a, __m512 b) GAPLESS_LAMBDA_INLINE {  // quarters: a0 a1 b0 b1
     return combine(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
   };
@@ -20,19 +20,18 @@ GAPLESS_INLINE Four reduce_four(const F32x16 (&x)[4], Combine combine) {
   const __m512 fours = combine(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
   const __m512 pairs = combine(fours, _mm512_permute_ps(fours, 0x4e));
   const __m512 ones = combine(pairs, _mm512_permute_ps(pairs, 0xb1));
-  Four r;
-  _mm_storeu_ps(r.v, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones)));
-  return r;
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  return _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, ones));
 }
-GAPLESS_INLINE Four reduce_add(const F32x16 (&x)[4]) {
+GAPLESS_INLINE F32x4 reduce_add(const F32x16 (&x)[4]) {
   return reduce_four(x, [](__m512 a, __m512 b) GAPLESS_LAMBDA_INLINE { return _mm512_add_ps(a, b); });
 }
-GAPLESS_INLINE Four reduce_max(const F32x16 (&x)[4]) {
+GAPLESS_INLINE F32x4 reduce_max(const F32x16 (&x)[4]) {
   return reduce_four(x, [](__m512 a, __m512 b) GAPLESS_LAMBDA_INLINE { return _mm512_max_ps(a, b); });
 }
 #elif defined(GAPLESS_ISA_AVX2)
 template <typename Combine>
-GAPLESS_INLINE Four reduce_four(const F32x16 (&x)[4], Combine combine) {
+GAPLESS_INLINE F32x4 reduce_four(const F32x16 (&x)[4], Combine combine) {
   const auto fours = [&](F32x16 a, F32x16 b) GAPLESS_LAMBDA_INLINE {
     const __m256 a8 = combine(a.lo, a.hi), b8 = combine(b.lo, b.hi);
     return combine(_mm256_permute2f128_ps(a8, b8, 0x20), _mm256_permute2f128_ps(a8, b8, 0x31));
@@ -40,23 +39,21 @@ GAPLESS_INLINE Four reduce_four(const F32x16 (&x)[4], Combine combine) {
   const __m256 ab = fours(x[0], x[1]), cd = fours(x[2], x[3]);
   const __m256 pairs = combine(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
   const __m256 ones = combine(pairs, _mm256_permute_ps(pairs, 0xb1));  // a a c c | b b d d
-  Four r;
   const __m128 low = _mm256_castps256_ps128(ones), high = _mm256_extractf128_ps(ones, 1);
-  _mm_storeu_ps(r.v, _mm_unpacklo_ps(_mm_permute_ps(low, 0x08), _mm_permute_ps(high, 0x08)));
-  return r;
+  return _mm_unpacklo_ps(_mm_permute_ps(low, 0x08), _mm_permute_ps(high, 0x08));
 }
-GAPLESS_INLINE Four reduce_add(const F32x16 (&x)[4]) {
+GAPLESS_INLINE F32x4 reduce_add(const F32x16 (&x)[4]) {
   return reduce_four(x, [](__m256 a, __m256 b) GAPLESS_LAMBDA_INLINE { return _mm256_add_ps(a, b); });
 }
-GAPLESS_INLINE Four reduce_max(const F32x16 (&x)[4]) {
+GAPLESS_INLINE F32x4 reduce_max(const F32x16 (&x)[4]) {
   return reduce_four(x, [](__m256 a, __m256 b) GAPLESS_LAMBDA_INLINE { return _mm256_max_ps(a, b); });
 }
 #else
-GAPLESS_INLINE Four reduce_add(const F32x16 (&x)[4]) {
-  return {{reduce_add(x[0]), reduce_add(x[1]), reduce_add(x[2]), reduce_add(x[3])}};
+GAPLESS_INLINE F32x4 reduce_add(const F32x16 (&x)[4]) {
+  return F32x4{reduce_add(x[0]), reduce_add(x[1]), reduce_add(x[2]), reduce_add(x[3])};
 }
-GAPLESS_INLINE Four reduce_max(const F32x16 (&x)[4]) {
-  return {{reduce_max(x[0]), reduce_max(x[1]), reduce_max(x[2]), reduce_max(x[3])}};
+GAPLESS_INLINE F32x4 reduce_max(const F32x16 (&x)[4]) {
+  return F32x4{reduce_max(x[0]), reduce_max(x[1]), reduce_max(x[2]), reduce_max(x[3])};
 }
 #endif
 
