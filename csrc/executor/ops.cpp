@@ -110,7 +110,9 @@ struct Quantize final : Op {
 // Rows of a step go through a linear op in chunks whose activations stay in L2 while the tiles of an item pass over
 // them.
 constexpr int kRowChunk = 64;
-constexpr int64_t kItemWeightBytes = 128 * 1024;  // weights of an item stay in L2 while its row chunks share them
+// The weights of an item stay in L2 while its row chunks share them. A single chunk reads them once: then an item is
+// larger, for the first weights of each come from memory while the kernel waits.
+constexpr int64_t kItemWeightBytes = 128 * 1024, kLargeItemWeightBytes = 1024 * 1024;
 
 // How one weight matrix is cut into (tile range, row chunk) items; depends on the number of rows and threads only.
 struct Split {
@@ -118,8 +120,8 @@ struct Split {
 
   Split(const PackedWeight& weight, int rows, int num_threads) {
     num_chunks = (rows + kRowChunk - 1) / kRowChunk;
-    const int64_t by_cache =
-        std::max<int64_t>(1, kItemWeightBytes / int64_t(weight.num_bytes() / size_t(weight.num_tiles)));
+    const int64_t by_cache = std::max<int64_t>(1, (num_chunks == 1 ? kLargeItemWeightBytes : kItemWeightBytes) /
+                                                      int64_t(weight.num_bytes() / size_t(weight.num_tiles)));
     // Few rows: two items a thread. One to eight made no difference that the noise lets one see; more than one, so that
     // a thread that lost its CPU for a moment holds up the others less.
     const int64_t by_balance = std::max<int64_t>(1, weight.num_tiles / (int64_t(num_threads) * 2));

@@ -17,9 +17,10 @@ const LinearKernels& linear_kernels();
 namespace gapless::amx {
 namespace {
 
-constexpr int kBlockRows = 16;   // rows of a tile
-constexpr int kRestRows = 10;    // so many rows more pay for a block that is not full
-constexpr int kBlockGroups = 8;  // unpacked at a time, for all rows: 5 KB
+constexpr int kBlockRows = 16;     // rows of a tile
+constexpr int kRestRows = 10;      // so many rows more pay for a block that is not full
+constexpr int kBlockGroups = 8;    // unpacked at a time, for all rows: 5 KB
+constexpr int kAheadBytes = 1024;  // what is asked for last must not be needed at once
 
 // The weights of a group less their zero point, in the order of a tile: four inputs x sixteen outputs per line.
 template <int bits, bool has_min>
@@ -155,7 +156,7 @@ void amx_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums&
     for (int g = 0; g < n; ++g, packed.advance()) unpacked[g].assign(packed);
     asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
     packed.scales.prefetch(kBlockGroups);
-    Ahead ahead = {packed.quants, (bits + blocks.count() - 1) / blocks.count()};
+    Ahead ahead = {packed.quants + kAheadBytes, (bits + blocks.count() - 1) / blocks.count()};
     for (int block = 0; block < blocks.count(); ++block)
       add_groups<bits, has_min>(unpacked, n, input.groups(blocks.first(block)) + first, input.xq_stride, ahead,
                                 sums + block * kBlockRows);

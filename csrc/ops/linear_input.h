@@ -63,9 +63,9 @@ struct ScaleReader {
 
   // Asks for what the next `num_groups` groups need.
   GAPLESS_INLINE void prefetch(int num_groups) const {
-    const int num_scales = (num_groups + groups_per_scale - 1) / groups_per_scale;
-    for (int i = 0; i < num_scales; ++i) __builtin_prefetch(entry + i * kEntry);
-    for (int i = 0; subs && i < num_groups; ++i) __builtin_prefetch(subs + i * kSubs);
+    const int num_scales = groups_per_scale < num_groups ? num_groups : 1;
+    for (int i = 0; i < num_scales * kEntry; i += kLineBytes / int(sizeof *entry)) __builtin_prefetch(entry + i);
+    for (int i = 0; subs && i < num_groups * kSubs; i += kLineBytes) __builtin_prefetch(subs + i);
   }
 
  private:
