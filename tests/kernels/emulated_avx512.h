@@ -48,6 +48,20 @@ inline __m128i cvtepi32_epi8(simde__m512i x) {
   for (int i = 0; i < 16; ++i) reinterpret_cast<char*>(&r)[i] = reinterpret_cast<const char*>(&x)[4 * i];
   return r;
 }
+inline simde__m512 shuffle_f32x4(simde__m512 x, simde__m512 y, int order) {
+  simde__m512 r;
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(reinterpret_cast<float*>(&r) + 4 * i,
+                reinterpret_cast<const float*>(i < 2 ? &x : &y) + 4 * (order >> 2 * i & 3), 16);
+  return r;
+}
+inline simde__m512 permute_ps(simde__m512 x, int order) {
+  simde__m512 r;
+  for (int i = 0; i < 16; ++i)
+    std::memcpy(reinterpret_cast<float*>(&r) + i,
+                reinterpret_cast<const float*>(&x) + i / 4 * 4 + (order >> 2 * (i % 4) & 3), 4);
+  return r;
+}
 
 }  // namespace gapless::emulated
 
@@ -58,3 +72,5 @@ inline __m128i cvtepi32_epi8(simde__m512i x) {
 #define _mm512_cvtepi8_epi32(x) gapless::emulated::cvtepi8_epi32(x)
 #define _mm512_extractf32x8_ps(x, which) gapless::emulated::half<__m256>(x, which)
 #define _mm512_cvtepi32_epi8(x) gapless::emulated::cvtepi32_epi8(x)
+#define _mm512_shuffle_f32x4(x, y, order) gapless::emulated::shuffle_f32x4(x, y, order)
+#define _mm512_permute_ps(x, order) gapless::emulated::permute_ps(x, order)
