@@ -102,11 +102,17 @@ void a8_tile(const PackedWeight& w, int tile, const InputRows& input, TileSums& 
   constexpr int rows = a8_rows(bits);
   for (int row = 0; row < input.num_rows; ++row) store(sums[row], zero());
   PackedGroup<bits, has_min> packed(w, tile, 0);
-  if (!kUnpacksOnce || input.num_rows <= rows) {
+  if (input.num_rows <= rows) {
     add_groups_to_rows<bits, has_min, rows>(packed, w.num_groups, input, 0, 0, sums);
     return;
   }
-  if constexpr (kUnpacksOnce) {
+  if constexpr (!kUnpacksOnce) {
+    add_groups<bits, has_min, rows>(packed, w.num_groups, input.groups(0), input.xq_stride, sums);
+    const int passes_left = (input.num_rows - 1) / rows;
+    Ahead ahead = {packed.quants + w.tile_quant_bytes, (bits + passes_left - 1) / passes_left};
+    const RepeatedGroup<bits, has_min> again(packed, ahead);
+    add_groups_to_rows<bits, has_min, rows>(again, w.num_groups, input, 0, rows, sums);
+  } else {
     UnpackedGroup<bits, has_min> block[kBlockGroups];
     for (int first = 0; first < w.num_groups; first += kBlockGroups) {
       const int n = w.num_groups - first < kBlockGroups ? w.num_groups - first : kBlockGroups;

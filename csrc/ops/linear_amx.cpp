@@ -86,22 +86,6 @@ GAPLESS_INLINE F32x16 dot(const TileGroup<bits, has_min>& group, const Products<
   return part(0);
 }
 
-// Weights that are asked for while others are computed with: some lines with each group of each block of rows. A core
-// waits for few lines at a time on its own (16); more come once its hardware sees a stream, and that stops at the end
-// of a page. So one line in four is asked for a page earlier, into L2.
-struct Ahead {
-  const std::byte* at;
-  int lines_per_group;
-
-  GAPLESS_INLINE void prefetch() {
-    constexpr int page = 4096;
-    for (int i = 0; i < lines_per_group; ++i, at += kLineBytes) {
-      __builtin_prefetch(at);
-      if (reinterpret_cast<uintptr_t>(at) % (4 * kLineBytes) == 0) __builtin_prefetch(at + page, 0, 2);
-    }
-  }
-};
-
 // Adds `num_groups` groups of one tile to the sums of a block of rows. While the tile unit multiplies a group, the one
 // before it is scaled.
 template <int bits, bool has_min>
