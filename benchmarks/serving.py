@@ -56,6 +56,15 @@ _SLACK_TOKENS = 64
 # Room for a chat template, and for prompts that have more tokens than were asked for.
 _SPARE_TOKENS = 128
 _IDLE_PROMPT_TOKENS = 16
+_RATIOS = (
+    "decode_tokens_per_s",
+    "prefill_tokens_per_s",
+    "output_tokens_per_s",
+    "tpot_p50_ms",
+    "ttft_p50_ms",
+    "server_us_per_token",
+)
+_ROUNDS_FOR_QUARTILES = 5
 _TABLE = (
     ("decode t/s", "decode_tokens_per_s", 1),
     ("prefill t/s", "prefill_tokens_per_s", 1),
@@ -183,6 +192,7 @@ def compare(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
             for number in range(options.repeat):  # in turns, so that none has the better moment every time
                 order = 1 if number % 2 == 0 else -1
                 rounds.append(bench.round(targets[::order], count)[::order])
+                show_progress(targets, rounds)
             rows = [
                 result_of(target, count, own)
                 for target, own in zip(targets, zip(*rounds, strict=True), strict=True)
@@ -253,16 +263,30 @@ def print_heading() -> None:
     print("  ".join(cells), flush=True)
 
 
+def show_progress(targets: Sequence[Target], rounds: Sequence[Sequence[dict[str, float]]]) -> None:
+    """A round can take minutes. Not on standard output: that is for the table."""
+    speeds = [
+        f"{target.name} {own['decode_tokens_per_s']:.0f}"
+        for target, own in zip(targets, rounds[-1], strict=True)
+    ]
+    print(f"    round {len(rounds)}, decode t/s: {', '.join(speeds)}", file=sys.stderr, flush=True)
+
+
 def print_ratios(row: dict[str, Any], library: dict[str, Any]) -> None:
-    names = (
-        "decode_tokens_per_s",
-        "prefill_tokens_per_s",
-        "output_tokens_per_s",
-        "tpot_p50_ms",
-        "ttft_p50_ms",
-    )
-    ratios = ", ".join(f"{name} {row[name] / library[name]:.3f}" for name in names if library[name] > 0)
-    print(f"    {row['target']} / library: {ratios}", flush=True)
+    """Medians of the rounds' own ratios, and their quartiles: a round's two sides ran one after the other, so
+    that what the machine's speed does between rounds is in neither."""
+    cells = []
+    for name in _RATIOS:
+        pairs = zip(row["rounds"], library["rounds"], strict=True)
+        ratios = [mine[name] / its[name] for mine, its in pairs if its.get(name, 0.0) > 0.0]
+        if not ratios:
+            continue
+        cell = f"{name} {statistics.median(ratios):.3f}"
+        if len(ratios) >= _ROUNDS_FOR_QUARTILES:
+            low, _, high = statistics.quantiles(ratios, n=4)
+            cell += f" ({low:.2f} to {high:.2f})"
+        cells.append(cell)
+    print(f"    {row['target']} / library: {', '.join(cells)}", flush=True)
 
 
 def counts(text: str) -> list[int]:
