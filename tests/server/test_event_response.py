@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from gapless.sampling import SamplingParams
 from gapless.server.connection import DIRECT_WRITER
@@ -39,6 +42,14 @@ class Client:
     def write(self, data: bytes) -> None:
         self.got += data
 
+    def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
+        def write_text(text: str) -> bool:
+            if self.is_ready:
+                self.write(before + text.encode() + after)
+            return self.is_ready
+
+        return write_text
+
     async def send(self, message: Any) -> None:
         self.is_waited_for.set()
         await self.takes.wait()
@@ -64,12 +75,73 @@ class Running:
     def put(self, text: str, reason: str | None = None) -> None:
         self._stream.put(self._generation, Chunk(1, 0, text, 1, reason))
 
+    def fail(self, error: Exception) -> None:
+        self._stream.fail(error)
+
+    def put_text(self, text: str) -> None:
+        """As `put`, by the way of chunks that have one token's text and nothing else."""
+        self._generation.put_text(text)
+
     async def begin(self, text: str) -> None:
         """Sends a first text, and lets the task come to where chunks are written directly."""
         self.put(text)
         while not self.client.got:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+
+class Marked(Plain):
+    """Has a short way for texts, whose marks show that it was taken."""
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        return b"<", b">"
+
+
+@pytest.mark.parametrize(
+    ("formatter", "shown"),
+    [(Plain(), b"abcdefgh."), (Marked(), b"ab<c>defg<h>.")],
+    ids=["plain", "short way"],
+)
+def test_a_text_never_overtakes_one_that_is_being_sent(formatter: EventFormatter, shown: bytes) -> None:
+    async def run() -> bytes:
+        running = Running(formatter)
+        client, put_text = running.client, running.put_text
+        await running.begin("a")
+        put_text("b")
+        put_text("c")  # the short way, now that there is one
+        client.is_ready = False  # the connection is full: the task has to send
+        client.takes.clear()
+        client.is_waited_for.clear()
+        put_text("d")
+        await client.is_waited_for.wait()
+        client.is_ready = True  # it has room again, but the task has not run since
+        put_text("e")
+        running.put("f")
+        client.takes.set()
+        while not client.got.endswith(b"f"):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        put_text("g")
+        put_text("h")
+        running.put("", "stop")
+        await running.task
+        return client.got
+
+    assert asyncio.run(run()) == shown
+
+
+def test_a_failure_comes_after_the_texts_before_it() -> None:
+    async def run() -> bytes:
+        running = Running(Marked())
+        await running.begin("a")
+        running.put_text("b")
+        running.put_text("c")
+        running.fail(RuntimeError("broken"))
+        running.put_text("d")  # comes too late
+        await running.task
+        return running.client.got
+
+    assert asyncio.run(run()) == b"ab<c>!"
 
 
 def test_a_chunk_never_overtakes_one_that_is_being_sent() -> None:
@@ -110,3 +182,19 @@ def test_a_formatter_that_fails_ends_its_own_stream() -> None:
         return running.client.got
 
     assert asyncio.run(run()) == b"a!"
+
+
+def test_a_text_writer_that_fails_ends_its_own_stream() -> None:
+    class Broken(Marked):
+        def around_text(self, index: int) -> tuple[bytes, bytes]:
+            return b"<", None  # type: ignore[return-value]
+
+    async def run() -> bytes:
+        running = Running(Broken())
+        await running.begin("a")
+        running.put_text("b")
+        running.put_text("x")
+        await running.task
+        return running.client.got
+
+    assert asyncio.run(run()) == b"ab!"

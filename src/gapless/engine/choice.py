@@ -134,6 +134,15 @@ class ChoiceBuilder:
         self._has_shown_end = self.is_finished
         return chunk
 
+    def take_text(self) -> str | None:
+        """The same, if it is one token's text and nothing else; None if there is more to tell, or nothing."""
+        num_tokens, num_texts = self._num_shown_tokens + 1, self._num_shown_texts + 1
+        is_plain = len(self._output.token_ids) == num_tokens and len(self._text) == num_texts
+        if not is_plain or self.is_finished or self._output.logprobs is not None:
+            return None
+        self._num_shown_tokens, self._num_shown_texts = num_tokens, num_texts
+        return self._text[-1]
+
     def _add_text(self, text: str) -> None:
         if not text:
             return
@@ -219,6 +228,12 @@ class OutputBuilder:
         """What each choice gained since the last call, if anything."""
         touched, self._touched = self._touched, {}
         return [chunk for choice in touched.values() if (chunk := choice.take_chunk()) is not None]
+
+    def take_text(self) -> str | None:
+        """The same, if it is text that one token has added to the only choice; None for anything else."""
+        if len(self._choices) > 1 or self._output.prompt_logprobs is not None:
+            return None
+        return self._choices[0].take_text()
 
     def add_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
         """Takes the log-probability of a token of the prompt."""

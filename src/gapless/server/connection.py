@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 # Key in a request's scope: a `DirectWriter` of its response.
@@ -14,6 +16,8 @@ DIRECT_WRITER = "gapless.writer"
 _MAX_HEAD_BYTES = 1 << 16
 # Requests that a client may send ahead of their answers. Past it we don't read on, and so don't see it leave.
 _MAX_PIPELINED = 16
+
+_encode = msgspec.json.Encoder().encode
 
 
 class DirectWriter:
@@ -35,6 +39,22 @@ class DirectWriter:
     def write(self, data: bytes) -> None:
         """Writes a piece; only when it `is_ready`."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
+        """A function that writes a text as a JSON string between `before` and `after`; False: not `is_ready`.
+
+        Called for every token, when a stream's objects have long left the caches: it touches few.
+        """
+        cycle, flow, write = self._cycle, self._cycle.flow, self._cycle.transport.write
+
+        def write_text(text: str) -> bool:
+            if flow.write_paused or cycle.disconnected:
+                return False
+            data = before + _encode(text) + after
+            write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
+
+        return write_text
 
 
 def connection_class(header_timeout_s: float) -> type[asyncio.Protocol]:

@@ -57,6 +57,7 @@ class Generation:
         self._builder = OutputBuilder(self.request, tokenizer, lambda request, index: None)
         self._has_prompt_logprobs = opened.params.prompt_logprobs is not None
         self.add_token = self._builder.add_token
+        self.take_text = self._builder.take_text
 
     @property
     def is_finished(self) -> bool:
@@ -147,11 +148,11 @@ class DetokenizerWorker:
         self._generations: dict[int, Generation] = {}
         self._forgotten = -1
 
-    def take(self, steps: Iterable[Step]) -> list[Chunk]:
+    def take(self, steps: Iterable[Step]) -> Chunks:
         """What all generations gained from these steps."""
         generations = self._generations
         touched: dict[int, Generation] = {}
-        failed: list[Chunk] = []
+        gained = Chunks([], [], [])
         for step in steps:
             for event in step:
                 if isinstance(event, Opened | Forget):
@@ -167,9 +168,15 @@ class DetokenizerWorker:
                             generation.add(event)
                         touched[number] = generation
                     except Exception as error:  # one request's fault must not take the others' text
-                        failed.append(self._drop(generation, error))
+                        gained.chunks.append(self._drop(generation, error))
                         touched.pop(number, None)
-        return failed + [chunk for generation in touched.values() for chunk in self._chunks(generation)]
+        for number, generation in touched.items():
+            if (text := generation.take_text()) is not None:
+                gained.plain_numbers.append(number)
+                gained.plain_texts.append(text)
+            else:
+                gained.chunks += self._chunks(generation)
+        return gained
 
     def _chunks(self, generation: Generation) -> list[Chunk]:
         try:
@@ -222,5 +229,6 @@ def run(settings: Settings) -> None:
             return
         # What has piled up is taken at once: the busier the machine, the fewer messages.
         steps = [codec.decode(data) for socket in (tokens, front_end) for data in _waiting(socket)]
-        if chunks := worker.take(steps):
-            front_end.send(codec.encode(Chunks(chunks)))
+        gained = worker.take(steps)
+        if gained.chunks or gained.plain_numbers:
+            front_end.send(codec.encode(gained))

@@ -306,7 +306,13 @@ class Chunk(Message):
 
 
 class Chunks(Message, tag=1):
+    """What all generations gained in a step, or in several. Most are plain: of one choice, with one token
+    more and its text, and nothing else. They need no `Chunk`: `plain_texts[i]` is what `plain_numbers[i]`
+    gained."""
+
     chunks: list[Chunk]
+    plain_numbers: list[int] = []
+    plain_texts: list[str] = []
 
 
 class DetokenizerReady(Message, tag=2):

@@ -13,7 +13,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from gapless.server.messages import Chunk, Metrics, ModelFacts, Stats
+    from gapless.server.messages import Metrics, ModelFacts, Stats
     from gapless.server.stream import Generation
 
 _LATENCY_BUCKETS_S = (
@@ -147,13 +147,13 @@ class ServerMetrics:
         self._generation_tokens.inc(num_tokens)
         self._rate.add(now_s, num_tokens)
 
-    def chunk(self, generation: Generation, chunk: Chunk, now_s: float) -> None:
+    def gained(self, generation: Generation, index: int, num_tokens: int, now_s: float) -> None:
         """A choice gained tokens."""
-        if num_tokens := chunk.num_tokens:
+        if num_tokens:
             times_s = generation.last_chunk_s
-            if (last_s := times_s.get(chunk.index)) is not None:
+            if (last_s := times_s.get(index)) is not None:
                 self._itl.observe((now_s - last_s) / num_tokens)
-            times_s[chunk.index] = now_s
+            times_s[index] = now_s
 
     def finished(self, reason: str, num_choices: int) -> None:
         """So many choices have ended."""

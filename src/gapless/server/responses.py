@@ -37,8 +37,9 @@ class EventFormatter(ABC):
     def push(self, items: Items) -> bytes:
         """What the client gets for these chunks."""
 
-    def push_text(self, index: int, chunk: Chunk) -> bytes | None:
-        """The same for one chunk that has text and nothing else, by a shorter way; None if there is none."""
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """What stands before and after the text, a JSON string, when choice `index` gains text and nothing
+        else; None if that is not always the same from now on."""
         return None
 
     @abstractmethod
@@ -177,16 +178,14 @@ class EventResponse(GenerationResponse):
 
     def _write(self, index: int, chunk: Chunk) -> bool:
         """Writes a chunk at once, if the connection takes it."""
-        assert self._writer is not None
-        if self._is_sending or not self._writer.is_ready:  # what is being sent comes first
+        writer = self._writer
+        assert writer is not None
+        if self._is_sending or not writer.is_ready:  # what is being sent comes first
             return False
-        data = None
-        if chunk.text and chunk.logprobs is None and chunk.finish_reason is None:
-            data = self._formatter.push_text(index, chunk)
-        if data is None:
-            data = self._formatter.push([(index, chunk)])
-        if data:
-            self._writer.write(data)
+        if data := self._formatter.push([(index, chunk)]):
+            writer.write(data)
+        if self._stream.lacks_writer(index) and (around := self._formatter.around_text(index)) is not None:
+            self._stream.write_texts(index, writer.text_writer(*around))
         return True
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:

@@ -381,13 +381,19 @@ class Service:
     def _from_detokenizer(self, worker: Worker[FromDetokenizer], message: FromDetokenizer) -> None:
         if isinstance(message, Chunks):
             now_s = time.perf_counter()
-            self.metrics.generated(sum(chunk.num_tokens for chunk in message.chunks), now_s)
+            num_tokens = len(message.plain_numbers) + sum(chunk.num_tokens for chunk in message.chunks)
+            self.metrics.generated(num_tokens, now_s)
+            for number, text in zip(message.plain_numbers, message.plain_texts, strict=True):
+                if (generation := self._open.get(number)) is not None:
+                    generation.num_output_tokens += 1
+                    self.metrics.gained(generation, 0, 1, now_s)
+                    generation.put_text(text)
             for chunk in message.chunks:
                 if (generation := self._open.get(chunk.number)) is not None:
                     if chunk.finish_reason is not None and not self._end_choice(generation, chunk):
                         continue
                     generation.num_output_tokens += chunk.num_tokens
-                    self.metrics.chunk(generation, chunk, now_s)
+                    self.metrics.gained(generation, chunk.index, chunk.num_tokens, now_s)
                     generation.stream.put(generation, chunk)
         elif isinstance(message, DetokenizerReady):
             worker.is_ready = True

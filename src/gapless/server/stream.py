@@ -23,7 +23,7 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Generation:
     """One prompt on its way through the processes."""
 
@@ -41,6 +41,9 @@ class Generation:
     arrival_s: float = field(default_factory=time.perf_counter)
     last_chunk_s: dict[int, float] = field(default_factory=dict)
     metrics: Metrics | None = None
+    write_text: Callable[[str], bool] | None = None
+    """Shows a token's text to the client at once; False if the client does not take it now. Set while nothing
+    comes before it."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -56,6 +59,16 @@ class Generation:
         if isinstance(self.prompt, Chat):
             return "messages"
         return "input" if self.stream.is_embedding else "prompt"
+
+    def put_text(self, text: str) -> None:
+        """The only choice has one token more, and this is its text."""
+        try:
+            if self.write_text is not None and self.write_text(text):
+                return
+        except Exception as error:  # the consumer's own: other streams' texts come after this one
+            self.stream.fail(error)
+        else:
+            self.stream.put(self, Chunk(self.number, 0, text, 1))
 
 
 class Stream:
@@ -94,15 +107,18 @@ class Stream:
                 if self._listener(index, chunk):
                     return
             except Exception as error:  # the consumer's own: other streams' chunks come after this one
-                self._items.append(error)
-                self._wake()
+                self.fail(error)
                 return
-        self._items.append((index, chunk))
-        self._wake()
+        self._add((index, chunk))
 
     def fail(self, error: Exception) -> None:
         """The consumer gets `error` after what it has not read yet."""
-        self._items.append(error)
+        self._add(error)
+
+    def _add(self, item: tuple[int, Chunk] | Exception) -> None:
+        self._items.append(item)
+        for generation in self.generations:
+            generation.write_text = None  # `item` is first
         self._wake()
 
     def _wake(self) -> None:
@@ -117,6 +133,14 @@ class Stream:
         What it does not take, and what comes while that has not been read, is there to be read.
         """
         self._listener = listener
+
+    def lacks_writer(self, index: int) -> bool:
+        """Whether choice `index` can have a writer of its texts, and has none."""
+        return self.params.n == 1 and self.generations[index].write_text is None
+
+    def write_texts(self, index: int, write_text: Callable[[str], bool]) -> None:
+        """Texts of choice `index` go to `write_text`, until something comes that is to be read first."""
+        self.generations[index].write_text = write_text
 
     @property
     def num_choices(self) -> int:

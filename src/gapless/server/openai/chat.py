@@ -13,7 +13,7 @@ from gapless.errors import InvalidRequestError
 from gapless.server.chat import ChatStyle, Choice, Choices, checked_logprobs
 from gapless.server.errors import HttpError
 from gapless.server.logprobs import chat_logprobs
-from gapless.server.messages import Chat, Chunk, TokenLogprobs
+from gapless.server.messages import Chat, TokenLogprobs
 from gapless.server.openai.events import DONE, EventWriter, choice_object, error_event, usage_of
 from gapless.server.parsing import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from gapless.server.responses import (
@@ -165,11 +165,9 @@ class ChatEvents(EventFormatter):
                 data.append(self._event(index, {}, None, choice.finish_reason, choice.stop_reason))
         return b"".join(data)
 
-    def push_text(self, index: int, chunk: Chunk) -> bytes | None:
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         choice = self._choices[index]
-        if choice.has_started and choice.parser.is_idle:
-            return self._writer.text(index, chunk.text)
-        return None
+        return self._writer.around_text(index) if choice.has_started and choice.parser.is_idle else None
 
     def finish(self) -> bytes:
         return (self._writer.usage(self._stream) if self._include_usage else b"") + DONE

@@ -158,8 +158,8 @@ class CompletionEvents(EventFormatter):
                 data.append(self._writer.choice(end))
         return b"".join(data)
 
-    def push_text(self, index: int, chunk: Chunk) -> bytes | None:
-        return self._writer.text(index, chunk.text) if self._choices.is_plain(index) else None
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._writer.around_text(index) if self._choices.is_plain(index) else None
 
     def finish(self) -> bytes:
         return (self._writer.usage(self._stream) if self._include_usage else b"") + DONE

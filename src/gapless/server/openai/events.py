@@ -60,7 +60,6 @@ class EventWriter:
         """`choice_of_text` makes a choice of its index and of text that is all that it has."""
         self._head = head
         self._choice_of_text = choice_of_text
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}
         self._prefix = b"data: " + _encode(head)[:-1] + b',"choices":['
         # With `include_usage` every chunk has the field; it is null in all but the last.
         self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -69,13 +68,10 @@ class EventWriter:
         """A chunk with one choice."""
         return self._prefix + _encode(choice) + self._suffix
 
-    def text(self, index: int, text: str) -> bytes:
-        """A chunk with text and nothing else, as most are. What is around the text is made once."""
-        if (around := self._around_text.get(index)) is None:
-            chunk = self.choice(self._choice_of_text(index, _MARK))
-            before, _, after = chunk.rpartition(f'"{_MARK}"'.encode())
-            around = self._around_text[index] = (before, after)
-        return around[0] + _encode(text) + around[1]
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in a chunk that has text and nothing else, as most are."""
+        before, _, after = self.choice(self._choice_of_text(index, _MARK)).rpartition(f'"{_MARK}"'.encode())
+        return before, after
 
     def usage(self, stream: Stream) -> bytes:
         """The chunk that has no choice."""
