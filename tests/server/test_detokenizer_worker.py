@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from helpers_tokenizer import byte_level_metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from gapless.server.channel import pack_ids
 from gapless.server.detokenizer_worker import DetokenizerWorker
 from gapless.server.messages import Chunks, Ended, Entered, Opened, PromptLogprob, StepEvent, Token
 from gapless.tokenizer.gguf import tokenizer_from_gguf
+from helpers_tokenizer import byte_level_metadata
 
 TOKENIZER = tokenizer_from_gguf(byte_level_metadata())
 PROMPT = TOKENIZER.encode("hello", parse_special=False)
