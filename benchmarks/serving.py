@@ -5,6 +5,7 @@
     python benchmarks/serving.py --url http://127.0.0.1:8000 --streams 16 --requests 200
     python benchmarks/serving.py --url http://127.0.0.1:8000 --rate 2.5 --requests 100
     python benchmarks/serving.py --compare MODEL.gguf --streams 1,8,64 [--llama-server PATH]
+    python benchmarks/serving.py --compare MODEL.gguf --streams 64 --new-tokens 800 --turns 1
     python benchmarks/serving.py --idle-ttft MODEL.gguf
 
 With --streams alone, each count of streams is measured as `gapless bench --streams` does, all at once:
@@ -14,8 +15,10 @@ second). With --requests so many are sent, a new one when one ends; with --rate 
 (Poisson), however many are running. `loadgen/figures.py` says what the figures mean.
 
 --compare takes turns between the library without a server, `gapless serve`, and llama.cpp's server if it is
-given: the same texts, threads and counts; those that are not being measured are idle. --idle-ttft measures
-what a server adds to the time to the first token of a single request, against token ids handed to the engine.
+given: the same texts, threads and counts; those that are not being measured are idle. With --turns they take
+turns of so many seconds within one decode, and only that is measured (`loadgen/turns.py`): for small
+differences on a machine whose speed changes. --idle-ttft measures what a server adds to the time to the first
+token of a single request, against token ids handed to the engine.
 
 Prompts are random words, new ones for each request. Processor times per token are printed, with --streams
 alone those of decoding: what the client takes is taken from a server on the same machine. Failed requests are
@@ -33,7 +36,7 @@ import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +53,14 @@ from loadgen.targets import (
     start_gapless,
     start_llama_server,
 )
+from loadgen.turns import decode_in_turns
 
 # Tokens that a stream may have when the last one gets its first, and still decode --new-tokens beside it.
 _SLACK_TOKENS = 64
 # Room for a chat template, and for prompts that have more tokens than were asked for.
 _SPARE_TOKENS = 128
 _IDLE_PROMPT_TOKENS = 16
+_WARMUP_TOKENS = 16
 _RATIOS = (
     "decode_tokens_per_s",
     "prefill_tokens_per_s",
@@ -206,6 +211,40 @@ def compare(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
     return results
 
 
+def compare_in_turns(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
+    """Decode of the library and of servers, in turns within one run for each repetition."""
+    targets = start_targets(options, options.compare)
+    results = []
+    try:
+        bench.fit_prompts(targets[0])
+        for target in targets:
+            target.run(bench.prompts(1), _WARMUP_TOKENS)
+        for count in options.streams:
+            rates: list[list[float]] = [[] for _ in targets]
+            for number in range(options.repeat):
+                prompts = bench.prompts(count)
+                for own, more in zip(
+                    rates, decode_in_turns(targets, prompts, options.new_tokens, options.turns), strict=True
+                ):
+                    own += more
+                print(f"    run {number + 1}, {len(rates[0])} turns each so far", file=sys.stderr, flush=True)
+            for target, own in zip(targets, rates, strict=True):
+                ratios = [mine / its for mine, its in zip(own, rates[0], strict=True)]
+                low, median, high = statistics.quantiles(ratios, n=4)
+                mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+                print(
+                    f"{target.name:14s}  {count} streams, {len(own)} turns  "
+                    f"decode {statistics.median(own):.1f} t/s, of the library's {median:.3f} "
+                    f"({low:.2f} to {high:.2f}), mean {mean:.3f} +- {error:.3f}",
+                    flush=True,
+                )
+                results.append({"target": target.name, "streams": count, "decode_tokens_per_s": own})
+    finally:
+        for target in targets:
+            target.close()
+    return results
+
+
 def measure_idle_ttft(options: argparse.Namespace, bench: Bench) -> list[dict[str, Any]]:
     """Single requests in turns, and what each server adds to the library's TTFT."""
     targets = start_targets(options, options.idle_ttft)
@@ -316,6 +355,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seed", type=int, help="of the prompts; default: other ones in each run")
     parser.add_argument("--compare", type=Path, metavar="MODEL")
+    parser.add_argument("--turns", type=float, metavar="SECONDS", help="with --compare")
     parser.add_argument("--idle-ttft", type=Path, metavar="MODEL")
     parser.add_argument("--llama-server", type=Path, help="the program, of llama.cpp")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
@@ -325,6 +365,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.new_tokens < 2:
         parser.error("--new-tokens is at least 2: there is no time between tokens with one.")
+    if options.turns is not None and (options.turns <= 0 or options.compare is None):
+        parser.error("--turns is a number of seconds, for --compare.")
     if options.rate is not None:
         options.requests = options.requests or 100
     if options.idle_ttft is not None:
@@ -333,11 +375,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def measurement(options: argparse.Namespace) -> Callable[[argparse.Namespace, Bench], list[dict[str, Any]]]:
+    """What the options ask for."""
+    if options.compare:
+        return compare if options.turns is None else compare_in_turns
+    return measure_idle_ttft if options.idle_ttft else measure_server
+
+
 def main() -> None:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the servers are stopped on the way out
     bench = Bench(options)
-    measure = compare if options.compare else measure_idle_ttft if options.idle_ttft else measure_server
+    measure = measurement(options)
     try:
         results = measure(options, bench)
     except MeasurementError as error:

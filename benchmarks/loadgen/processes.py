@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -38,6 +40,13 @@ class ServerProcess:
         """Processor time of the server and its processes so far."""
         return tree_cpu_s(self._process.pid)
 
+    def pause(self) -> None:
+        """All of its processes stand still."""
+        signal_tree(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        signal_tree(self._process.pid, signal.SIGCONT)
+
     def close(self) -> None:
         self._process.terminate()
         try:
@@ -66,6 +75,18 @@ def free_port() -> int:
 
 def tree_cpu_s(pid: int) -> float:
     """Processor time of a process and all below it; 0.0 where there is no /proc."""
+    return sum(_tree(pid).values()) / os.sysconf("SC_CLK_TCK")
+
+
+def signal_tree(pid: int, number: int) -> None:
+    """Sends a signal to a process and all below it; nothing happens where there is no /proc."""
+    for one in _tree(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
+def _tree(pid: int) -> dict[int, int]:
+    """Clock ticks of a process and all below it."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -76,9 +97,7 @@ def tree_cpu_s(pid: int) -> float:
         number = int(stat.parent.name)
         parents[number] = int(fields[1])
         ticks[number] = int(fields[11]) + int(fields[12])
-    return sum(ticks[number] for number in ticks if _is_below(number, pid, parents)) / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    return {number: count for number, count in ticks.items() if _is_below(number, pid, parents)}
 
 
 def _is_below(number: int, root: int, parents: dict[int, int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Protocol
 from loadgen.figures import MeasurementError, StreamTrace
 from loadgen.http import HttpStreams
 from loadgen.openai import Api, trace_of
-from loadgen.processes import ServerProcess, free_port, tree_cpu_s
+from loadgen.processes import ServerProcess, free_port, signal_tree, tree_cpu_s
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Target(Protocol):
     name: str
 
     def run(self, prompts: Sequence[str], max_tokens: int) -> Run: ...
+
+    def pause(self) -> None:
+        """Stops its processes where they are, until `resume`."""
+
+    def resume(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -58,6 +64,14 @@ class HttpTarget:
         run = self._http.run(requests, num_streams or len(prompts), arrivals_s)
         server_cpu_s = self._server_cpu_s() - server_cpu_s
         return Run([trace_of(reply) for reply in run.replies], run.cpu_s, server_cpu_s)
+
+    def pause(self) -> None:
+        if self._process is not None:
+            self._process.pause()
+
+    def resume(self) -> None:
+        if self._process is not None:
+            self._process.resume()
 
     def close(self) -> None:
         self._http.close()
@@ -95,6 +109,12 @@ class LibraryTarget:
         self._process.stdin.flush()
         streams = [StreamTrace(**fields) for fields in json.loads(self._answer())]
         return Run(streams, 0.0, tree_cpu_s(self._process.pid) - cpu_s)
+
+    def pause(self) -> None:
+        signal_tree(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        signal_tree(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import statistics
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -18,6 +20,8 @@ from loadgen.figures import MeasurementError, StreamTrace
 from loadgen.http import HttpStreams, Response
 from loadgen.openai import Api, EventScanner, trace_of
 from loadgen.prompts import RandomPrompts
+from loadgen.targets import Run
+from loadgen.turns import decode_in_turns
 from serving import Bench, measure_server, parse_options
 
 Handler = Callable[[dict, asyncio.StreamWriter], Awaitable[None]]
@@ -311,3 +315,58 @@ class TestBench:
         first, second = prompts.texts(2, 128)
         assert len(first.split()) == 64
         assert first != second
+
+
+class Ticking:
+    """A target whose streams get a token every `step_s`, while it is not paused."""
+
+    name = "ticking"
+
+    def __init__(self, step_s: float, num_silent: int = 0) -> None:
+        self._step_s = step_s
+        self._num_silent = num_silent  # streams whose tokens have no text after the first
+        self._may_run = threading.Event()
+        self._may_run.set()
+
+    def run(self, prompts, max_tokens) -> Run:
+        streams = [StreamTrace(time.perf_counter(), num_tokens=max_tokens) for _ in prompts]
+        for token in range(max_tokens):
+            time.sleep(self._step_s)
+            self._may_run.wait()
+            for place, stream in enumerate(streams):
+                if token == 0 or place >= self._num_silent:
+                    stream.chunk_times_s.append(time.perf_counter())
+        return Run(streams, 0.0, 0.0)
+
+    def pause(self) -> None:
+        self._may_run.clear()
+
+    def resume(self) -> None:
+        self._may_run.set()
+
+    def close(self) -> None: ...
+
+
+def test_targets_that_take_turns_are_told_apart():
+    quick, slow = Ticking(0.001), Ticking(0.01, num_silent=1)
+    quick_rates, slow_rates = decode_in_turns([quick, slow], ["a"] * 10, 300, 0.05)
+    assert len(quick_rates) == len(slow_rates) >= 3
+    assert statistics.median(quick_rates) > statistics.median(slow_rates) > 0
+
+
+def test_too_few_turns_are_an_error():
+    with pytest.raises(MeasurementError, match="turns"):
+        decode_in_turns([Ticking(0.001), Ticking(0.001)], ["a"], 20, 0.05)
+
+
+def test_a_target_that_failed_is_an_error_and_none_stands_still_after_it():
+    class Failing(Ticking):
+        def run(self, prompts, max_tokens) -> Run:
+            if max_tokens > 1:
+                raise MeasurementError("broken")
+            return super().run(prompts, max_tokens)
+
+    quick = Ticking(0.001)
+    with pytest.raises(MeasurementError, match="broken"):
+        decode_in_turns([quick, Failing(0.001)], ["a"], 100, 0.05)
+    assert quick._may_run.is_set()
