@@ -79,8 +79,10 @@ def tree_cpu_s(pid: int) -> float:
 
 
 def signal_tree(pid: int, number: int) -> None:
-    """Sends a signal to a process and all below it; nothing happens where there is no /proc."""
-    for one in _tree(pid):
+    """Sends a signal to a process and all below it. MeasurementError where there is no /proc to find them."""
+    if not (tree := _tree(pid)):
+        raise MeasurementError(f"Process {pid} cannot be found in /proc: targets cannot take turns.")
+    for one in tree:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, number)
 

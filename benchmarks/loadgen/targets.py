@@ -66,17 +66,20 @@ class HttpTarget:
         return Run([trace_of(reply) for reply in run.replies], run.cpu_s, server_cpu_s)
 
     def pause(self) -> None:
-        if self._process is not None:
-            self._process.pause()
+        self._started_here().pause()
 
     def resume(self) -> None:
-        if self._process is not None:
-            self._process.resume()
+        self._started_here().resume()
 
     def close(self) -> None:
         self._http.close()
         if self._process is not None:
             self._process.close()
+
+    def _started_here(self) -> ServerProcess:
+        if self._process is None:
+            raise MeasurementError(f"{self.name} was not started here and cannot take turns.")
+        return self._process
 
     def _server_cpu_s(self) -> float:
         return 0.0 if self._process is None else self._process.cpu_s()

@@ -50,6 +50,12 @@ class Client:
 
         return write_text
 
+    def fill(self) -> None:
+        """The connection has no room: the task has to send, and waits until the client takes it."""
+        self.is_ready = False
+        self.takes.clear()
+        self.is_waited_for.clear()
+
     async def send(self, message: Any) -> None:
         self.is_waited_for.set()
         await self.takes.wait()
@@ -109,9 +115,7 @@ def test_a_text_never_overtakes_one_that_is_being_sent(formatter: EventFormatter
         await running.begin("a")
         put_text("b")
         put_text("c")  # the short way, now that there is one
-        client.is_ready = False  # the connection is full: the task has to send
-        client.takes.clear()
-        client.is_waited_for.clear()
+        client.fill()
         put_text("d")
         await client.is_waited_for.wait()
         client.is_ready = True  # it has room again, but the task has not run since
@@ -151,9 +155,7 @@ def test_a_chunk_never_overtakes_one_that_is_being_sent() -> None:
         await running.begin("a")
         put("b")
         assert client.got == b"ab"  # at once, without the task
-        client.is_ready = False  # the connection is full: the task has to send
-        client.takes.clear()
-        client.is_waited_for.clear()
+        client.fill()
         put("c")
         await client.is_waited_for.wait()
         client.is_ready = True  # it has room again, but the task has not run since

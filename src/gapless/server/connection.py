@@ -17,6 +17,7 @@ _MAX_HEAD_BYTES = 1 << 16
 # Requests that a client may send ahead of their answers. Past it we don't read on, and so don't see it leave.
 _MAX_PIPELINED = 16
 
+_CHUNK = b"%x\r\n%b\r\n"  # length and bytes, in HTTP's chunked encoding
 _encode = msgspec.json.Encoder().encode
 
 
@@ -38,7 +39,7 @@ class DirectWriter:
 
     def write(self, data: bytes) -> None:
         """Writes a piece; only when it `is_ready`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._cycle.transport.write(_CHUNK % (len(data), data))
 
     def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
         """A function that writes a text as a JSON string between `before` and `after`; False: not `is_ready`.
@@ -51,7 +52,7 @@ class DirectWriter:
             if flow.write_paused or cycle.disconnected:
                 return False
             data = before + _encode(text) + after
-            write(b"%x\r\n%b\r\n" % (len(data), data))
+            write(_CHUNK % (len(data), data))
             return True
 
         return write_text
